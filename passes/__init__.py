@@ -1,0 +1,1 @@
+"""Rewrites of a program: one file each."""

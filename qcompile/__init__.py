@@ -1,0 +1,1 @@
+"""qcompile: a compiler for quantized models in PyTorch."""

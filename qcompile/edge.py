@@ -1,0 +1,107 @@
+"""Conversions between layouts.
+
+Comes in: a weight in one layout. Goes out: the same weight in another.
+Always holds: an edge is exact (decoded values are equal bit for bit) or declares its error in
+words; a chain of edges is found before any byte moves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qcompile.errors import LayoutError
+from qcompile.layout import QuantizedTensor
+from qcompile.spec import Spec
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A conversion from layout ``source`` to layout ``dest``.
+
+    Attributes:
+        source: name of the layout it reads.
+        dest: name of the layout it writes.
+        target_spec: the spec of the result for a weight of this spec, or None when the edge does
+            not fit it.
+        apply: converts a weight, or a run of its rows.
+        error: None when exact, else one sentence that bounds what is lost.
+        invert: the conversion back, where there is one.
+    """
+
+    source: str
+    dest: str
+    target_spec: Callable[[Spec], Spec | None]
+    apply: Callable[[QuantizedTensor], QuantizedTensor]
+    error: str | None = None
+    invert: Callable[[QuantizedTensor], QuantizedTensor] | None = None
+
+    @property
+    def name(self) -> str:
+        """``source -> dest``, as plans print it."""
+        return f"{self.source} -> {self.dest}"
+
+
+_EDGES: dict[str, dict[str, Edge]] = {}
+
+
+def register_edge(edge: Edge) -> Edge:
+    """Make an edge known. A second edge between the same layouts is an error."""
+    outgoing = _EDGES.setdefault(edge.source, {})
+    if edge.dest in outgoing:
+        raise LayoutError(f"edge {edge.name}", "registered twice", "one edge", "remove one")
+    outgoing[edge.dest] = edge
+    return edge
+
+
+def edges() -> tuple[Edge, ...]:
+    """Every registered edge."""
+    return tuple(edge for outgoing in _EDGES.values() for edge in outgoing.values())
+
+
+@dataclass(frozen=True)
+class Route:
+    """A chain of edges that fits one spec, and the spec at its end."""
+
+    edges: tuple[Edge, ...]
+    spec: Spec
+
+    @property
+    def error(self) -> str | None:
+        """What the chain loses, None when it is exact."""
+        losses = [edge.error for edge in self.edges if edge.error is not None]
+        return "; ".join(losses) or None
+
+    def apply(self, weight: QuantizedTensor) -> QuantizedTensor:
+        """Send a weight, or a run of its rows, through the chain."""
+        for edge in self.edges:
+            weight = edge.apply(weight)
+        return weight
+
+
+def find_route(layout: str, spec: Spec, dest: str) -> Route | None:
+    """The shortest chain of edges from a weight's layout to ``dest``, exact chains first.
+
+    Args:
+        layout: name of the layout the weight has.
+        spec: the weight's spec.
+        dest: name of the wanted layout.
+    """
+    return _search(layout, spec, dest, exact=True) or _search(layout, spec, dest, exact=False)
+
+
+def _search(layout: str, spec: Spec, dest: str, *, exact: bool) -> Route | None:
+    queue = deque([(layout, Route((), spec))])
+    seen = {layout}
+    while queue:
+        here, route = queue.popleft()
+        if here == dest:
+            return route
+        for edge in _EDGES.get(here, {}).values():
+            spec_after = edge.target_spec(route.spec)
+            if edge.dest in seen or spec_after is None or (exact and edge.error is not None):
+                continue
+            seen.add(edge.dest)
+            queue.append((edge.dest, Route((*route.edges, edge), spec_after)))
+    return None

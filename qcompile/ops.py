@@ -1,0 +1,120 @@
+"""The canonical ops: what every kernel must compute.
+
+Comes in: activations, a weight's parts and its meaning as a string. Goes out: the float result.
+Always holds: the implementation here *is* the meaning: decode to float32, apply the float op with
+float32 accumulation, round once to the activation's dtype. Rows are decoded in runs, so that the
+reference of a large weight needs little memory.
+
+``meaning`` carries spec, layout and shape, because an op takes only tensors, numbers and strings.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import torch
+from torch.nn import functional
+
+from qcompile.layout import QuantizedTensor, Shape, layout_of
+from qcompile.spec import AffineSpec, BlockSpec, FloatSpec, LookupSpec, Spec
+
+_ROWS_AT_ONCE = 4096
+_SPECS: dict[str, type[Spec]] = {
+    cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, FloatSpec)
+}
+
+
+def encode_meaning(weight: QuantizedTensor) -> str:
+    """Spec, layout and shape of a weight as text that ``decode_meaning`` reads.
+
+    >>> w = QuantizedTensor(FloatSpec(torch.float16), "float", (2, 3), {})
+    >>> encode_meaning(w)
+    "('FloatSpec', {'dtype': 'float16'}, 'float', (2, 3))"
+    """
+    fields = {
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in vars(weight.spec).items()
+        if name != "exact"
+    }
+    return repr((type(weight.spec).__name__, fields, weight.layout, tuple(weight.shape)))
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_meaning(meaning: str) -> tuple[Spec, str, Shape]:
+    """The inverse of ``encode_meaning``: spec, layout name, shape."""
+    name, fields, layout, shape = ast.literal_eval(meaning)
+    for key in ("dtype", "scale"):
+        if key in fields:
+            fields[key] = getattr(torch, fields[key])
+    return _SPECS[name](**fields), layout, shape
+
+
+def weight_of(parts: list[torch.Tensor], meaning: str) -> QuantizedTensor:
+    """The record behind an op's arguments. Parts come in the order of the layout's fields."""
+    spec, layout, shape = decode_meaning(meaning)
+    names = [part.name for part in layout_of(layout).fields(spec, shape)]
+    return QuantizedTensor(spec, layout, shape, dict(zip(names, parts, strict=True)))
+
+
+# **** definitions ****
+
+_library = torch.library.Library("qcompile", "DEF")
+_library.define(
+    "linear(Tensor x, Tensor[] parts, str meaning, Tensor? bias=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "embedding(Tensor ids, Tensor[] parts, str meaning, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _linear(
+    x: torch.Tensor, parts: list[torch.Tensor], meaning: str, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    weight = weight_of(parts, meaning)
+    rows = weight.shape[0]
+    wide = x.to(torch.float32)
+    out = x.new_empty((*x.shape[:-1], rows))
+    for start in range(0, rows, _ROWS_AT_ONCE):
+        run = slice(start, min(start + _ROWS_AT_ONCE, rows))
+        part_of_bias = None if bias is None else bias[run].to(torch.float32)
+        out[..., run] = functional.linear(wide, weight.take_rows(run).dequantize(), part_of_bias)
+    return out
+
+
+def _linear_shape(
+    x: torch.Tensor, parts: list[torch.Tensor], meaning: str, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    _, _, (rows, columns) = decode_meaning(meaning)
+    torch._check(
+        x.shape[-1] == columns, lambda: f"linear: x has {x.shape[-1]} columns, w {columns}"
+    )
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+def _embedding(
+    ids: torch.Tensor, parts: list[torch.Tensor], meaning: str, dtype: torch.dtype
+) -> torch.Tensor:
+    weight = weight_of(parts, meaning)
+    flat = ids.reshape(-1).to(torch.int64)
+    if flat.numel() and not (0 <= int(flat.min()) and int(flat.max()) < weight.shape[0]):
+        raise IndexError(f"embedding: an id is outside 0..{weight.shape[0] - 1}")
+    return weight.take_rows(flat).dequantize().to(dtype).reshape(*ids.shape, weight.shape[1])
+
+
+def _embedding_shape(
+    ids: torch.Tensor, parts: list[torch.Tensor], meaning: str, dtype: torch.dtype
+) -> torch.Tensor:
+    _, _, (_, columns) = decode_meaning(meaning)
+    return ids.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+_library.impl("linear", _linear, "CompositeExplicitAutograd")
+_library.impl("embedding", _embedding, "CompositeExplicitAutograd")
+torch.library.register_fake("qcompile::linear", _linear_shape, lib=_library)
+torch.library.register_fake("qcompile::embedding", _embedding_shape, lib=_library)
+
+linear = torch.ops.qcompile.linear.default
+embedding = torch.ops.qcompile.embedding.default

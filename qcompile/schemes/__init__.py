@@ -1,0 +1,1 @@
+"""Checkpoint schemes: one file or folder each."""

@@ -1,0 +1,46 @@
+"""A place in a model that uses a weight and may be swapped.
+
+Comes in: a graph node, or a name from a checkpoint's headers. Goes out: a frozen record of shapes
+and types. Always holds: a site holds no tensor, so kernels are chosen without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qcompile.weight import WeightRef
+
+
+@dataclass(frozen=True)
+class LinearSite:
+    """``y[..., N] = x[..., K] @ w[N, K].T (+ bias[N])``.
+
+    Attributes:
+        name: module path, for instance ``model.layers.0.self_attn.q_proj``.
+        weight: the weight, named by its canonical parameter name.
+        bias: whether a bias is added.
+    """
+
+    name: str
+    weight: WeightRef
+    bias: bool = False
+
+    kind = "linear"
+
+
+@dataclass(frozen=True)
+class EmbeddingSite:
+    """``y[..., K] = w[ids[...], :]`` with ``w`` of shape ``[N, K]``.
+
+    Attributes:
+        name: module path, for instance ``model.embed_tokens``.
+        weight: the weight, named by its canonical parameter name.
+    """
+
+    name: str
+    weight: WeightRef
+
+    kind = "embedding"
+
+
+Site = LinearSite | EmbeddingSite
