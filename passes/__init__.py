@@ -1,1 +1,28 @@
-"""Rewrites of a program: one file each."""
+"""Rewrites of a program: one file each.
+
+Comes in: a valid program. Goes out: a valid program with the same meaning.
+Always holds: a pass has a ``name`` and a ``run(program) -> int`` that counts what changed; passes
+never import backends; the order is the one of this table and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qcompile.passes.canonicalize.embedding import CanonicalizeEmbedding
+from qcompile.passes.canonicalize.linear import CanonicalizeLinear
+from qcompile.program import Program
+
+
+class Pass(Protocol):
+    """A rewrite of a program in place."""
+
+    @property
+    def name(self) -> str:
+        """``stage.rewrite``: what dumps, timings and switches call it."""
+
+    def run(self, program: Program) -> int:
+        """Rewrite the program; the number of nodes that changed."""
+
+
+CANONICALIZE: tuple[Pass, ...] = (CanonicalizeLinear(), CanonicalizeEmbedding())

@@ -99,7 +99,7 @@ def _embedding(
 ) -> torch.Tensor:
     weight = weight_of(parts, meaning)
     flat = ids.reshape(-1).to(torch.int64)
-    if flat.numel() and not (0 <= int(flat.min()) and int(flat.max()) < weight.shape[0]):
+    if flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < weight.shape[0]):
         raise IndexError(f"embedding: an id is outside 0..{weight.shape[0] - 1}")
     return weight.take_rows(flat).dequantize().to(dtype).reshape(*ids.shape, weight.shape[1])
 

@@ -1,1 +1,146 @@
-"""Checkpoint schemes: one file or folder each."""
+"""Checkpoint schemes: how a family of tools stores quantized weights.
+
+Comes in: a path. Goes out: an open checkpoint.
+Always holds: a scheme is one file or folder that answers to the ``Scheme`` protocol; it knows
+nothing of devices; schemes of other packages come by the entry point group ``qcompile.schemes``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from qcompile.errors import OptionError, SchemeError, nearest
+from qcompile.layout import Shape
+from qcompile.site import Site
+from qcompile.weight import WeightRef
+
+# Name of the scheme -> module that defines ``SCHEME``.
+_BUILT_IN = {"gguf": "qcompile.schemes.gguf.scheme"}
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint: headers are read, weights are not."""
+
+    @property
+    def scheme(self) -> str:
+        """Name of its scheme."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def tensors(self) -> Mapping[str, WeightRef]:
+        """Every tensor under the file's own name, rows as stored."""
+
+    def dequantize(self, name: str) -> torch.Tensor:
+        """A tensor as float32 ``[N, K]`` (``[E, N, K]`` for experts), rows as stored."""
+
+    def facts(self) -> Mapping[str, object]:
+        """What the headers say, for ``qcompile inspect``."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Facts that were read and do not matter, for the plan."""
+
+    def sites(self) -> list[Site]:
+        """The sites of the model the file describes, from headers alone."""
+
+    def floats(self) -> list[WeightRef]:
+        """The tensors stored as plain numbers, under the model's names."""
+
+    def catalogue(self, parameters: Mapping[str, Shape]) -> Mapping[str, WeightRef]:
+        """Weights by the model's parameter names, each bound exactly once.
+
+        Raises:
+            SchemeError: a parameter or a tensor is left over, or shapes differ.
+        """
+
+    def build(self, dtype: torch.dtype) -> tuple[nn.Module, object]:
+        """The Hugging Face model on the meta device and its tokenizer."""
+
+
+class Scheme(Protocol):
+    """A family of checkpoints."""
+
+    @property
+    def name(self) -> str:
+        """What ``scheme=`` calls it."""
+
+    def claims(self, path: Path) -> bool:
+        """Whether the file or folder looks like one of its checkpoints. Reads a few bytes."""
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read the headers."""
+
+
+def names() -> tuple[str, ...]:
+    """Every known scheme."""
+    found = entry_points(group="qcompile.schemes")
+    return tuple(sorted({*_BUILT_IN, *(entry.name for entry in found)}))
+
+
+def scheme_of(name: str) -> Scheme:
+    """The scheme of this name. Raises OptionError for an unknown one."""
+    if name in _BUILT_IN:
+        module = importlib.import_module(_BUILT_IN[name])
+        return module.SCHEME  # type: ignore[no-any-return]
+    for entry in entry_points(group="qcompile.schemes"):
+        if entry.name == name:
+            return entry.load()  # type: ignore[no-any-return]
+    raise OptionError(
+        f"scheme {name!r}",
+        "unknown",
+        f"one of auto, {', '.join(names())}",
+        f"name a known scheme{nearest(name, names())}",
+    )
+
+
+def open_checkpoint(path: str | Path, scheme: str = "auto") -> Checkpoint:
+    """Open a checkpoint.
+
+    Args:
+        path: a file, or a folder that holds one checkpoint.
+        scheme: its scheme, or ``auto`` to ask every scheme.
+
+    Raises:
+        SchemeError: there is nothing, or no scheme claims it.
+    """
+    place = Path(path).expanduser()
+    if scheme != "auto":
+        return scheme_of(scheme).open(place)
+    if not place.exists():
+        raise SchemeError(str(place), "no such file or folder", "a checkpoint", "check the path")
+    for name in names():
+        candidate = scheme_of(name)
+        if candidate.claims(place):
+            return candidate.open(place)
+    raise SchemeError(
+        str(place),
+        f"no scheme knows this; {describe(place)}",
+        f"a checkpoint of one of the schemes {', '.join(names())}",
+        "point to a .gguf file, or to a folder with one",
+    )
+
+
+def describe(path: Path) -> str:
+    """What a file or folder looks like, in a few words."""
+    if path.is_dir():
+        return f"it is a folder with {_listing(sorted(p.name for p in path.iterdir()))}"
+    with path.open("rb") as file:
+        head = file.read(16)
+    if not head:
+        return "the file is empty"
+    return f"it starts with the bytes {head!r}"
+
+
+def _listing(found: Iterable[str]) -> str:
+    shown = list(found)
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    return (", ".join(shown[:5]) + more) if shown else "nothing in it"

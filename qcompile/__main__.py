@@ -1,0 +1,7 @@
+"""``python -m qcompile``."""
+
+import sys
+
+from qcompile.cli import main
+
+sys.exit(main())

@@ -1,0 +1,360 @@
+"""What users call.
+
+Comes in: a model or a path, a scheme, a device. Goes out: a compiled model, a plan, a checkpoint.
+Always holds: everything that can be refused is refused before a weight byte moves, and a call that
+fails leaves the user's module as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from qcompile import backends, schemes
+from qcompile.backends import Backend
+from qcompile.capture import parameter_names
+from qcompile.emit import emitter_of
+from qcompile.errors import OptionError, SchemeError, nearest
+from qcompile.modules import install_weights, module_sites
+from qcompile.passes.select import Policy, require_kernels, select
+from qcompile.plans import Plan
+from qcompile.schemes import Checkpoint
+from qcompile.session import Progress, Session, no_progress
+from qcompile.site import Site
+from qcompile.spec import is_quantized
+from qcompile.target import Target
+from qcompile.weight import WeightRef
+
+Model = TypeVar("Model", bound=nn.Module)
+POLICIES = ("error", "dequantize")
+
+
+def open(path: str | Path, scheme: str = "auto") -> Checkpoint:
+    """Open a checkpoint without a model.
+
+    Args:
+        path: a GGUF file, one of its shards, or a checkpoint folder.
+        scheme: its scheme, or ``auto``.
+
+    Returns:
+        the checkpoint: ``tensors`` by the file's own names, each with spec and shape, and
+        ``dequantize(name)``, float32 ``[N, K]``, rows as stored.
+
+    Raises:
+        SchemeError: the file is missing, damaged or of no known scheme.
+    """
+    return schemes.open_checkpoint(path, scheme)
+
+
+def plan(
+    model: str | Path | nn.Module,
+    device: str = "cpu",
+    scheme: str = "auto",
+    checkpoint: str | Path | None = None,
+    on_unsupported: Policy = "error",
+    emitter: str | None = None,
+) -> Plan:
+    """Decide which kernel would run each site. No weight is read and no device is touched.
+
+    Args:
+        model: a checkpoint's path, a module to be used with ``checkpoint``, or a compiled module.
+        device: ``cpu``, ``cuda:sm90``, ``npu:910b``, ...; it need not be present.
+        scheme: the checkpoint's scheme, or ``auto``.
+        checkpoint: the checkpoint, when ``model`` is a module.
+        on_unsupported: what becomes of a site that no kernel accepts.
+        emitter: ``inductor`` or ``eager``; the backend's own choice when None.
+
+    Returns:
+        the plan; sites without a kernel are part of it and do not raise.
+    """
+    if isinstance(model, nn.Module) and isinstance(getattr(model, "qcompile", None), Session):
+        compiled: Session = model.qcompile  # type: ignore[assignment]
+        if checkpoint is None and _same_target(compiled.plan.target, device):
+            return compiled.plan
+        raise OptionError(
+            "plan",
+            "the module is already compiled",
+            "its own device, and no checkpoint",
+            "plan the checkpoint's path, or a fresh module",
+        )
+    target, backend = _backend(device)
+    if isinstance(model, nn.Module):
+        opened = schemes.open_checkpoint(_needed(checkpoint), scheme)
+        catalogue = opened.catalogue(_shapes(model))
+        sites: list[Site] = module_sites(model, catalogue)
+        floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
+    else:
+        opened = schemes.open_checkpoint(model, scheme)
+        sites, floats = opened.sites(), opened.floats()
+    return _plan(opened, sites, floats, target, backend, on_unsupported, torch.float32, emitter)
+
+
+def optimize(
+    model: Model,
+    scheme: str = "auto",
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    emulate: bool = False,
+    verify: bool = False,
+    *,
+    on_unsupported: Policy = "error",
+    emitter: str | None = None,
+    keep: Iterable[str] = (),
+    fullgraph: bool = True,
+    progress: Progress = no_progress,
+) -> Model:
+    """Compile a module so that it runs on a checkpoint's quantized weights.
+
+    The module itself is changed and returned: parameters that the checkpoint quantizes become
+    stand-ins without storage, parameters that it stores as floats are loaded, and ``forward`` (and
+    with it Hugging Face ``generate``) is compiled on its first call. No float copy of a quantized
+    weight is made.
+
+    Args:
+        model: any module whose parameters may be on the meta device.
+        scheme: the checkpoint's scheme, or ``auto``.
+        device: where it runs: ``cpu``, ``cuda``, ``npu``, optionally with an architecture.
+        checkpoint: the file or folder with the weights.
+        dtype: dtype of activations and of float parameters; None keeps the module's.
+        emulate: run on the CPU what was lowered for another device, where the backend can.
+        verify: compare every site's kernel with the reference on the stored bytes first.
+        on_unsupported: ``error``, or ``dequantize`` for sites that no kernel accepts.
+        emitter: ``inductor`` or ``eager``; the backend's own choice when None.
+        keep: regular expressions of parameter names that stay as the module has them.
+        fullgraph: refuse graph breaks.
+        progress: called while packing with a weight's name, bytes done and bytes in all.
+
+    Returns:
+        the module; ``model.qcompile.plan`` is its plan.
+
+    Raises:
+        OptionError, SchemeError, PlanError, CaptureError, VerifyError: see the message.
+    """
+    session = session_for(
+        model,
+        scheme=scheme,
+        device=device,
+        checkpoint=checkpoint,
+        dtype=dtype,
+        emulate=emulate,
+        on_unsupported=on_unsupported,
+        emitter=emitter,
+        keep=keep,
+        progress=progress,
+    )
+    if verify:
+        from qcompile.verify import verify_session
+
+        verify_session(session)
+    install_weights(model, session.catalogue, dtype)
+    session.names = parameter_names(model, session.catalogue)
+    _install_forward(model, session, fullgraph)
+    return model
+
+
+def load(
+    path: str | Path,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    emulate: bool = False,
+    verify: bool = False,
+    *,
+    scheme: str = "auto",
+    on_unsupported: Policy = "error",
+    emitter: str | None = None,
+    progress: Progress = no_progress,
+) -> tuple[nn.Module, Any]:
+    """A checkpoint's own Hugging Face model, compiled, and its tokenizer.
+
+    Args:
+        path: a GGUF file or a checkpoint folder.
+        device: where it runs.
+        dtype: dtype of the activations; float32 when None.
+        emulate, verify, scheme, on_unsupported, emitter, progress: as for ``optimize``.
+
+    Returns:
+        the model (``forward`` and ``generate``) and the tokenizer.
+    """
+    _backend(device)
+    checkpoint = schemes.open_checkpoint(path, scheme)
+    model, tokenizer = checkpoint.build(dtype or torch.float32)
+    compiled = optimize(
+        model,
+        checkpoint.scheme,
+        device,
+        checkpoint.path,
+        dtype,
+        emulate,
+        verify,
+        on_unsupported=on_unsupported,
+        emitter=emitter,
+        progress=progress,
+    )
+    return compiled, tokenizer
+
+
+def session_for(
+    model: nn.Module,
+    *,
+    scheme: str = "auto",
+    device: str = "cpu",
+    checkpoint: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    emulate: bool = False,
+    on_unsupported: Policy = "error",
+    emitter: str | None = None,
+    keep: Iterable[str] = (),
+    progress: Progress = no_progress,
+    bind_floats: bool = False,
+) -> Session:
+    """Everything that is decided about a module before it is traced. The module is not changed."""
+    target, backend = _backend(device)
+    if isinstance(getattr(model, "qcompile", None), Session):
+        raise OptionError(
+            type(model).__name__,
+            "already compiled by qcompile",
+            "a module that is not",
+            "build a fresh module",
+        )
+    if emulate:
+        raise OptionError(
+            "emulate=True",
+            f"the backend {target.kind} has no emulator",
+            "a backend that emulates its operators",
+            "leave emulate out",
+        )
+    opened = schemes.open_checkpoint(_needed(checkpoint), scheme)
+    catalogue = _catalogue(opened, model, tuple(keep))
+    floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
+    activations = dtype or _float_dtype(model)
+    made = _plan(
+        opened,
+        module_sites(model, catalogue),
+        floats,
+        target,
+        backend,
+        on_unsupported,
+        activations,
+        emitter,
+    )
+    require_kernels(made)
+    names = parameter_names(model, catalogue)
+    return Session(
+        catalogue, backend, made, names, activations, on_unsupported, progress, bind_floats
+    )
+
+
+# **** parts of the above ****
+
+
+def _backend(device: str) -> tuple[Target, Backend]:
+    target = Target.parse(device)
+    backend = backends.load(target.kind)
+    return (target if target.arch else backend.default_target()), backend
+
+
+def _plan(
+    opened: Checkpoint,
+    sites: Iterable[Site],
+    floats: Iterable[WeightRef],
+    target: Target,
+    backend: Backend,
+    policy: Policy,
+    dtype: torch.dtype,
+    emitter: str | None,
+) -> Plan:
+    if policy not in POLICIES:
+        raise OptionError(
+            f"on_unsupported={policy!r}",
+            "unknown policy",
+            f"one of {', '.join(POLICIES)}",
+            f"name a known policy{nearest(str(policy), POLICIES)}",
+        )
+    chosen = emitter or backend.compiler()
+    emitter_of(chosen)
+    entries = select(sites, backend.KERNELS, target, policy, dtype)
+    source, notes = str(opened.path), opened.notes()
+    return Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
+
+
+def _same_target(target: Target, device: str) -> bool:
+    asked = Target.parse(device)
+    return asked.kind == target.kind and asked.arch in (None, target.arch)
+
+
+def _needed(checkpoint: str | Path | None) -> str | Path:
+    if checkpoint is None:
+        raise OptionError(
+            "checkpoint=None",
+            "a module without quantized weights",
+            "the checkpoint's path",
+            'pass checkpoint="model.gguf"',
+        )
+    return checkpoint
+
+
+def _catalogue(
+    opened: Checkpoint, model: nn.Module, keep: tuple[str, ...]
+) -> Mapping[str, WeightRef]:
+    shapes = _shapes(model)
+    patterns = [re.compile(pattern) for pattern in keep]
+    kept = [name for name in shapes if any(p.fullmatch(name) for p in patterns)]
+    for name in kept:
+        if model.get_parameter(name).is_meta:
+            raise SchemeError(
+                name,
+                "is on the meta device and keep names it",
+                "a parameter with values",
+                "leave it out of keep, or give it values first",
+            )
+    return opened.catalogue({name: shape for name, shape in shapes.items() if name not in kept})
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters; a tied parameter appears under each of its names."""
+    return {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _float_dtype(model: nn.Module) -> torch.dtype:
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return torch.float32
+
+
+def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:
+    """Compile ``forward`` in place, so that callers, hooks and ``generate`` all run it."""
+    from torch._dynamo import config
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    from qcompile.errors import QCompileError
+    from qcompile.pipeline import compile_graph
+
+    def backend(graph_module: Any, inputs: Any) -> Callable[..., Any]:
+        return compile_graph(graph_module, inputs, session)
+
+    original = model.forward
+    compiled = torch.compile(original, backend=backend, dynamic=True, fullgraph=fullgraph)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            # Instances of one class share a code object and its cache, so torch's limit of 8
+            # graphs for a code object is met by a few models in one process.
+            with torch.no_grad(), config.patch(recompile_limit=64):
+                return compiled(*args, **kwargs)
+        except BackendCompilerFailed as failure:
+            if isinstance(failure.inner_exception, QCompileError):
+                raise failure.inner_exception from None
+            raise
+
+    model.forward = forward  # type: ignore[method-assign]
+    # object.__setattr__: a module would look for parameters in it.
+    object.__setattr__(model, "qcompile", session)

@@ -1,0 +1,105 @@
+"""The command line.
+
+Comes in: arguments. Goes out: text on stdout and an exit code.
+Always holds: an error is one message on stderr that starts with the name of its class, and exit
+code 2; a traceback appears only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from qcompile.errors import QCompileError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except QCompileError as error:
+        if arguments.debug:
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="qcompile", description="Compile and run quantized models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _demo(commands)
+    _generate(commands)
+    _plan(commands)
+    _inspect(commands)
+    return parser
+
+
+def _demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "demo", help="run Gemma 3 270M (Q4_K_M) from the packages of the demo extra"
+    )
+    command.add_argument("--prompt", default=None, help="text to continue")
+    _common_generation(command)
+    command.set_defaults(run=_lazy("demo", "run_demo"))
+
+
+def _generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("generate", help="continue a prompt")
+    command.add_argument("file", help="a GGUF file or a checkpoint folder")
+    command.add_argument("--prompt", required=True, help="text to continue")
+    _common_generation(command)
+    command.set_defaults(run=_lazy("generate", "run_generate"))
+
+
+def _common_generation(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default="cpu", help="cpu, cuda:sm90, npu:910b, ...")
+    command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")
+    command.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    command.add_argument("--tokens", type=int, default=64, help="tokens to generate at most")
+    command.add_argument("--emitter", default=None, help="inductor or eager")
+    command.add_argument("--verify", action="store_true", help="check every site first")
+    command.add_argument("--on-unsupported", default="error", help="error or dequantize")
+    command.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("plan", help="which kernel would run each site, and why")
+    command.add_argument("file", help="a GGUF file or a checkpoint folder")
+    command.add_argument("--device", default="cpu", help="cpu, cuda:sm90, npu:910b, ...")
+    command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")
+    command.add_argument("--on-unsupported", default="error", help="error or dequantize")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--explain", metavar="SITE", help="every kernel's verdict on one site")
+    command.add_argument("--debug", action="store_true", help="show tracebacks")
+    command.set_defaults(run=_lazy("show", "run_plan"))
+
+
+def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("inspect", help="what a checkpoint's headers say")
+    command.add_argument("file", help="a GGUF file or a checkpoint folder")
+    command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--debug", action="store_true", help="show tracebacks")
+    command.set_defaults(run=_lazy("show", "run_inspect"))
+
+
+class _lazy:  # noqa: N801 - reads as a function in the tables above
+    """A command that is imported when it runs, so that ``--help`` is quick."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self.module, self.function = module, function
+
+    def __call__(self, arguments: argparse.Namespace) -> int:
+        import importlib
+
+        module = importlib.import_module(f"qcompile.cli.{self.module}")
+        return int(getattr(module, self.function)(arguments))

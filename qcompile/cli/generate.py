@@ -1,0 +1,159 @@
+"""``qcompile generate``: load, plan, pack, compile, and stream text.
+
+Comes in: a checkpoint and a prompt. Goes out: the continuation on stdout, everything else on
+stderr. Always holds: times are of the same run; compiling is not counted as prefill or decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import qcompile
+from qcompile.errors import OptionError, nearest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Bar:
+    """A progress bar for packing, made on its first report."""
+
+    bar: Any = None
+    seconds: float = 0.0
+    begin: float = 0.0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` bytes are packed and ``name`` is next."""
+        if self.bar is None:
+            self.begin = time.perf_counter()
+            self.bar = tqdm(total=total, unit="B", unit_scale=True, desc="packing", leave=True)
+        self.bar.set_postfix_str(name, refresh=False)
+        self.bar.update(done - self.bar.n)
+        if done == total:
+            self.seconds += time.perf_counter() - self.begin
+            self.bar.close()
+            self.bar = None
+
+
+@dataclass
+class Clock:
+    """A streamer for ``generate`` that prints text and notes when each token came."""
+
+    text: Any
+    times: list[float] = field(default_factory=list)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt first, then token after token."""
+        self.times.append(time.perf_counter())
+        self.text.put(value)
+
+    def end(self) -> None:
+        """Flush the text."""
+        self.text.end()
+
+
+def run_generate(arguments: argparse.Namespace) -> int:
+    """Continue a prompt with a checkpoint's model."""
+    generate(arguments.file, arguments.prompt, arguments)
+    return 0
+
+
+def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> None:
+    """Load a checkpoint, say what was planned, generate, say how fast."""
+    dtype = _dtype(arguments.dtype)
+    if arguments.tokens < 1:
+        raise OptionError("--tokens", str(arguments.tokens), "1 or more", "ask for some tokens")
+    bar = Bar()
+    begin = time.perf_counter()
+    model, tokenizer = qcompile.load(
+        path,
+        arguments.device,
+        dtype,
+        verify=arguments.verify,
+        scheme=arguments.scheme,
+        on_unsupported=arguments.on_unsupported,
+        emitter=arguments.emitter,
+        progress=bar,
+    )
+    loaded = time.perf_counter() - begin - bar.seconds
+    session: Any = model.qcompile
+    say(str(session.plan))
+    if arguments.verify:
+        say(f"verified {len(session.verification)} sites; worst: {session.verification[0]}")
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    say(f"tracing and compiling for {session.plan.target} ({session.plan.emitter}) ...")
+    packed_before, begin = bar.seconds, time.perf_counter()
+    _run(model, ids, 3, None)
+    compiled = time.perf_counter() - begin - (bar.seconds - packed_before)
+    clock = _stream(model, tokenizer, ids, prompt, arguments.tokens)
+    say(_report(clock, ids.shape[1], loaded, bar.seconds, compiled, session.compiles))
+
+
+def say(text: str) -> None:
+    """Print to stderr, so that stdout holds the generated text alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def peak_memory() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise OptionError(
+            f"--dtype {name}",
+            "unknown",
+            f"one of {', '.join(DTYPES)}",
+            f"name a known dtype{nearest(name, DTYPES)}",
+        )
+    return DTYPES[name]
+
+
+def _run(model: Any, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> Any:
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        streamer=streamer,
+    )
+
+
+def _stream(model: Any, tokenizer: Any, ids: torch.Tensor, prompt: str, tokens: int) -> Clock:
+    from transformers import TextStreamer
+
+    print(prompt, end="", flush=True)
+    clock = Clock(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+    clock.times.append(time.perf_counter())
+    _run(model, ids, tokens, clock)
+    return clock
+
+
+def _report(
+    clock: Clock, prompt: int, loaded: float, packed: float, compiled: float, graphs: int
+) -> str:
+    # times: start, prompt handed over, first token, second token, ...
+    begin, first, last = clock.times[0], clock.times[2], clock.times[-1]
+    made = len(clock.times) - 3
+    decode = f"{made / (last - first):.1f} tokens/s" if made else "one token only"
+    return "\n".join(
+        [
+            f"load     {loaded:.2f} s, packing {packed:.2f} s, compiling {compiled:.1f} s"
+            f" ({graphs} graphs)",
+            f"prefill  {prompt / (first - begin):.1f} tokens/s ({prompt} tokens)",
+            f"decode   {decode} ({made + 1} tokens)",
+            f"memory   {peak_memory() / 2**20:.0f} MiB at the peak",
+        ]
+    )

@@ -1,0 +1,99 @@
+"""What a module's own structure says, and how weights are put into it.
+
+Comes in: a module and a catalogue. Goes out: its sites without a trace; or the module with its
+weights bound. Always holds: a quantized parameter is never given storage, and reading one that is
+still unbound raises instead of computing with garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from qcompile.errors import SchemeError
+from qcompile.site import EmbeddingSite, LinearSite, Site
+from qcompile.spec import is_quantized
+from qcompile.weight import WeightRef
+
+
+def module_sites(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> list[Site]:
+    """The sites of modules that plainly are linears or embeddings; a trace may show more."""
+    canonical: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in catalogue or id(parameter) not in canonical:
+            canonical[id(parameter)] = name
+    sites: list[Site] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, nn.Embedding)):
+            continue
+        weight = catalogue.get(canonical.get(id(module.weight), ""))
+        if weight is None or not is_quantized(weight.spec):
+            continue
+        if isinstance(module, nn.Linear):
+            sites.append(LinearSite(path, weight, module.bias is not None))
+        else:
+            sites.append(EmbeddingSite(path, weight))
+    return sites
+
+
+def install_weights(
+    model: nn.Module, catalogue: Mapping[str, WeightRef], dtype: torch.dtype | None
+) -> None:
+    """Bind every parameter: a stand-in where the checkpoint quantizes it, its values otherwise.
+
+    Args:
+        model: changed in place; tied parameters stay tied.
+        catalogue: weights by canonical parameter name.
+        dtype: dtype of the float parameters, or None to keep each parameter's.
+    """
+    _check_buffers(model)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    # Inputs that are not fake are refused, so a stand-in that is computed with raises.
+    fake = FakeTensorMode(allow_non_fake_inputs=False)
+    bound: dict[int, nn.Parameter] = {}
+    old: list[nn.Parameter] = []  # keeps the ids above from being reused
+    for module in model.modules():
+        for key, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in bound:
+                old.append(parameter)
+                known = [n for n in names[id(parameter)] if n in catalogue]
+                weight = catalogue[known[0]] if known else None
+                bound[id(parameter)] = _bind(parameter, weight, dtype, fake)
+            module._parameters[key] = bound[id(parameter)]
+
+
+def _bind(
+    parameter: nn.Parameter,
+    weight: WeightRef | None,
+    dtype: torch.dtype | None,
+    fake: FakeTensorMode,
+) -> nn.Parameter:
+    wanted = dtype or parameter.dtype
+    if weight is None:
+        return nn.Parameter(parameter.detach().to(wanted), requires_grad=False)
+    if is_quantized(weight.spec):
+        with fake:
+            stand_in = torch.empty(weight.shape, dtype=wanted, device="cpu")
+        return nn.Parameter(stand_in, requires_grad=False)
+    values = weight.dequantize().to(wanted)
+    # A float32 tensor may be a view of the file.
+    return nn.Parameter(values.clone(), requires_grad=False)
+
+
+def _check_buffers(model: nn.Module) -> None:
+    left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if left:
+        raise SchemeError(
+            type(model).__name__,
+            f"{len(left)} buffers have no values: {', '.join(left[:5])}",
+            "buffers with values; a checkpoint holds parameters only",
+            "build the module with its buffers on the CPU "
+            "(accelerate.init_empty_weights(include_buffers=False))",
+        )

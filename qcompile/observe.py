@@ -1,0 +1,75 @@
+"""Watching passes at work.
+
+Comes in: a pass and a program. Goes out: the program after the pass, and, when asked, its text.
+Always holds: without the environment variables nothing is printed, written or slowed down.
+
+``QCOMPILE_DUMP=dir`` writes ``NN.pass.before.py`` and ``NN.pass.after.py`` and the plan;
+``QCOMPILE_LOG=plan|passes|weights`` (or several, with commas) logs to stderr;
+``QCOMPILE_SKIP=name,name`` leaves passes out, to find the one that matters;
+``QCOMPILE_CHECK=1`` validates the program after every pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qcompile.errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    from qcompile.passes import Pass
+    from qcompile.program import Program
+
+TOPICS = ("plan", "passes", "weights")
+_counter = itertools.count()
+_log = logging.getLogger("qcompile")
+
+
+def log(topic: str, message: str) -> None:
+    """Log a message of a topic that ``QCOMPILE_LOG`` asks for."""
+    wanted = [word for word in os.environ.get("QCOMPILE_LOG", "").split(",") if word]
+    for word in wanted:
+        if word not in TOPICS:
+            raise OptionError(
+                "QCOMPILE_LOG",
+                f"unknown topic {word!r}",
+                f"some of {', '.join(TOPICS)}",
+                f"correct the variable{nearest(word, TOPICS)}",
+            )
+    if topic not in wanted:
+        return
+    if not _log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("qcompile %(message)s"))
+        _log.addHandler(handler)
+        _log.setLevel(logging.INFO)
+    _log.info("%s: %s", topic, message)
+
+
+def run_pass(rewrite: Pass, program: Program) -> None:
+    """Run one pass with the dumps, logs, checks and switches of the environment."""
+    if rewrite.name in os.environ.get("QCOMPILE_SKIP", "").split(","):
+        log("passes", f"{rewrite.name} skipped")
+        return
+    number = next(_counter)
+    dump(f"{number:02d}.{rewrite.name}.before.py", program)
+    begin = time.perf_counter()
+    changed = rewrite.run(program)
+    seconds = time.perf_counter() - begin
+    dump(f"{number:02d}.{rewrite.name}.after.py", program)
+    log("passes", f"{rewrite.name} changed {changed} nodes in {seconds * 1e3:.1f} ms")
+    if os.environ.get("QCOMPILE_CHECK") == "1":
+        program.check(rewrite.name)
+
+
+def dump(name: str, content: object) -> None:
+    """Write the text of something into the dump folder, if there is one."""
+    folder = os.environ.get("QCOMPILE_DUMP")
+    if not folder:
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, name).write_text(str(content), encoding="utf-8")

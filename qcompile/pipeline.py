@@ -1,0 +1,66 @@
+"""The compiler, top to bottom.
+
+Comes in: a captured graph and the session it belongs to. Goes out: a callable.
+Always holds: the stages run in this order and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from qcompile.capture import capture_dynamo
+from qcompile.emit import emitter_of
+from qcompile.leftovers import bind_leftovers
+from qcompile.observe import dump, log, run_pass
+from qcompile.passes import CANONICALIZE
+from qcompile.passes.lower import Lower
+from qcompile.passes.quantize.swap import SwapQuantized
+from qcompile.program import Program
+from qcompile.session import Session, sites_of
+
+
+def compile_graph(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], session: Session
+) -> Callable[..., Any]:
+    """Compile a graph that dynamo traced; its placeholders for weights are erased in place."""
+    inputs = dict(zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
+    # Name every weight by the identity of the tensor the model holds.
+    program = capture_dynamo(graph_module, example_inputs, session.names)
+    # One node form for each kind of use, so that the next passes know only that form.
+    for rewrite in CANONICALIZE:
+        run_pass(rewrite, program)
+    # Uses of quantized weights become ops on handles: no byte moves yet.
+    run_pass(SwapQuantized(session.catalogue), program)
+    # Every site has its kernel before a weight is touched.
+    session.extend_plan(program)
+    log("plan", str(session.plan))
+    dump("plan.txt", session.plan)
+    # Repack what this graph needs and no earlier graph has packed.
+    transform_weights(program, session)
+    # Canonical ops become kernel calls; what is left of the weights must be bound too.
+    run_pass(Lower(session.entries(), session.packed), program)
+    bind_leftovers(program, session)
+    # The rest is the device compiler's work.
+    return emit(program, inputs, session)
+
+
+def transform_weights(program: Program, session: Session) -> None:
+    """Send the weights of the program's sites through their plan's edges."""
+    session.backend.prepare()
+    entries = session.entries()
+    session.pack_all(entries[site.kind, site.weight.name] for site in sites_of(program))
+
+
+def emit(program: Program, inputs: dict[fx.Node, Any], session: Session) -> Callable[..., Any]:
+    """Hand the lowered graph to the plan's emitter with the inputs that are left."""
+    from qcompile.dynamo import adopt
+
+    graph_module = program.graph_module
+    adopt(program)
+    graph_module.recompile()
+    session.compiles += 1
+    left = [inputs[node] for node in graph_module.graph.find_nodes(op="placeholder")]
+    return emitter_of(session.plan.emitter)(graph_module, left)

@@ -1,0 +1,306 @@
+"""The plan: which kernel runs each site, and why.
+
+Comes in: decisions of ``passes/select.py``. Goes out: text, JSON, explanations.
+Always holds: a plan is made from headers alone; every kernel of the target appears in every entry
+with its verdict; a weight that two sites share is counted once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qcompile.edge import Route
+from qcompile.errors import OptionError, nearest
+from qcompile.kernel import Kernel
+from qcompile.layout import layout_of
+from qcompile.site import Site
+from qcompile.target import Target
+from qcompile.weight import WeightRef
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one kernel said about one site.
+
+    Attributes:
+        kernel: the kernel's name.
+        cost: the cost it asks, None when it refused.
+        text: its note or its reason.
+    """
+
+    kernel: str
+    cost: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The decision for one site.
+
+    Attributes:
+        site: the place in the model.
+        verdicts: every kernel of the target, in the order asked.
+        kernel: the chosen kernel, None when none accepts.
+        route: the edges to the kernel's layout (empty when it takes the stored layout).
+        dequantize: the site runs as a float op on a materialized weight, by policy.
+        float_bytes: bytes of that float weight, 0 otherwise.
+    """
+
+    site: Site
+    verdicts: tuple[Verdict, ...]
+    kernel: Kernel | None
+    route: Route | None
+    dequantize: bool = False
+    float_bytes: int = 0
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout the weight ends in."""
+        if self.dequantize:
+            return "float"
+        if self.route is None or not self.route.edges:
+            return self.site.weight.layout
+        return self.route.edges[-1].dest
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the weight in that layout."""
+        if self.dequantize or self.route is None:
+            return self.float_bytes
+        return layout_of(self.layout).nbytes(self.route.spec, self.site.weight.shape)
+
+    @property
+    def runs_as(self) -> str:
+        """The kernel's name, or what happens instead."""
+        if self.kernel is not None:
+            return self.kernel.name
+        return "dequantized" if self.dequantize else "no kernel"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions for all sites of a model on a target.
+
+    Attributes:
+        target: the device planned for.
+        scheme: how the checkpoint stores weights.
+        source: the checkpoint.
+        entries: one for each site, in model order.
+        floats: weights that the checkpoint stores as plain numbers and that stay so.
+        emitter: what runs the lowered graph: ``inductor`` or ``eager``.
+        notes: facts worth a line, for instance keys that were read and do not matter.
+    """
+
+    target: Target
+    scheme: str
+    source: str
+    entries: tuple[Entry, ...]
+    floats: tuple[WeightRef, ...] = ()
+    emitter: str = "inductor"
+    notes: tuple[str, ...] = ()
+
+    def entry(self, name: str) -> Entry:
+        """The entry of a site, by its module path or its weight's name."""
+        for entry in self.entries:
+            if name in (entry.site.name, entry.site.weight.name):
+                return entry
+        for entry in self.entries:
+            if entry.site.weight.source.endswith(f": {name}") or (
+                entry.site.weight.source.endswith(f": {name}.weight")
+            ):
+                return entry
+        names = [entry.site.name for entry in self.entries]
+        raise OptionError(
+            f"plan of {self.source}",
+            f"no site {name!r}",
+            "the name of a site, of its weight or of the tensor in the file",
+            f"print the plan for the names{nearest(name, names)}",
+        )
+
+    @property
+    def refused(self) -> tuple[Entry, ...]:
+        """The entries that nothing runs."""
+        return tuple(e for e in self.entries if e.kernel is None and not e.dequantize)
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the sites' weights in the checkpoint."""
+        return sum(
+            w.nbytes for w in {e.site.weight.name: e.site.weight for e in self.entries}.values()
+        )
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the sites' weights in the layouts of their kernels."""
+        return sum({(e.site.weight.name, e.layout): e.bytes_after for e in self.entries}.values())
+
+    def explain(self, name: str) -> str:
+        """Every kernel's verdict on one site, the chosen one marked."""
+        entry = self.entry(name)
+        weight = entry.site.weight
+        lines = [
+            f"{entry.site.name}  {entry.site.kind}  {weight.spec} {_shape(weight.shape)}"
+            f"  {weight.nbytes:,} bytes",
+            f"  from {weight.source}",
+        ]
+        for verdict in entry.verdicts:
+            chosen = entry.kernel is not None and verdict.kernel == entry.kernel.name
+            state = "refused" if verdict.cost is None else f"cost {verdict.cost:.3g}"
+            lines.append(f"  [{'x' if chosen else ' '}] {verdict.kernel}  {state}  {verdict.text}")
+        if not entry.verdicts:
+            lines.append(f"  the backend {self.target.kind} has no kernel yet")
+        if entry.dequantize:
+            lines.append(f"  dequantized by policy: {entry.float_bytes:,} bytes of floats")
+        if entry.route is not None:
+            lines += [f"  edge {e.name}: {e.error or 'exact'}" for e in entry.route.edges]
+            lines.append(
+                f"  packed as {entry.layout} {entry.route.spec}: {entry.bytes_after:,} bytes"
+            )
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The whole plan as JSON text, stable under repeated calls."""
+        return json.dumps(
+            {
+                "target": str(self.target),
+                "scheme": self.scheme,
+                "source": self.source,
+                "emitter": self.emitter,
+                "bytes_before": self.bytes_before,
+                "bytes_after": self.bytes_after,
+                "sites": [_entry_json(entry) for entry in self.entries],
+                "floats": [
+                    {"name": w.name, "dtype": str(w.spec), "shape": list(w.shape)}
+                    for w in self.floats
+                ],
+                "notes": list(self.notes),
+            },
+            indent=2,
+        )
+
+    def __str__(self) -> str:
+        """A summary: like sites of consecutive layers share a line."""
+        head = [
+            f"plan  {self.source}  scheme {self.scheme}  target {self.target}"
+            f"  emitter {self.emitter}"
+        ]
+        rows = [_summary(group) for group in collapse(self.entries)]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+        body = [
+            "  "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+            + f"  {row[4]}"
+            for row in rows
+        ]
+        tail = [
+            f"  {len(self.entries)} sites, {mib(self.bytes_before)} stored"
+            + (f", {mib(self.bytes_after)} packed" if not self.refused else "")
+            + f"; {len(self.floats)} float tensors, {mib(sum(w.nbytes for w in self.floats))}"
+        ]
+        if self.refused:
+            tail.append(f"  {len(self.refused)} of {len(self.entries)} sites have no kernel:")
+            tail += [f"    {line}" for line in refusals(self.refused, self.target)]
+        tail += [f"  note: {note}" for note in self.notes]
+        return "\n".join(head + body + tail)
+
+
+def mib(count: int) -> str:
+    """Bytes as MiB with one decimal."""
+    return f"{count / 2**20:.1f} MiB"
+
+
+def refusals(entries: Iterable[Entry], target: Target) -> list[str]:
+    """The distinct reasons why sites have no kernel, with how many sites each concerns."""
+    counts: dict[str, int] = {}
+    for entry in entries:
+        reasons = [f"{v.kernel}: {v.text}" for v in entry.verdicts] or [
+            f"the backend {target.kind} has no kernel for {entry.site.kind} sites yet"
+        ]
+        for reason in reasons:
+            counts[reason] = counts.get(reason, 0) + 1
+    return [f"{count} x {reason}" for reason, count in counts.items()]
+
+
+# **** collapsing over layers ****
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites that differ only in their layer."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+
+def collapse(entries: Iterable[Entry]) -> list[Group]:
+    """Group like sites over layers, keeping the order of first appearance."""
+    groups: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        weight = entry.site.weight
+        stem = _LAYER.sub(".*.", entry.site.name, count=1)
+        key = (stem, str(weight.spec), weight.shape, entry.runs_as, entry.layout)
+        groups.setdefault(key, []).append(entry)
+    return [Group(_ranged(str(key[0]), found), tuple(found)) for key, found in groups.items()]
+
+
+def _ranged(stem: str, entries: list[Entry]) -> str:
+    numbers = sorted(int(m.group(1)) for e in entries if (m := _LAYER.search(e.site.name)))
+    return stem.replace("*", ranges(numbers), 1) if numbers else stem
+
+
+def ranges(numbers: list[int]) -> str:
+    """Sorted numbers as ranges.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _summary(group: Group) -> tuple[str, str, str, str, str]:
+    entry = group.entries[0]
+    weight = entry.site.weight
+    after = sum(e.bytes_after for e in group.entries)
+    count = f"{len(group.entries)} x " if len(group.entries) > 1 else ""
+    return (
+        group.name,
+        entry.site.kind,
+        f"{weight.spec} {_shape(weight.shape)}",
+        entry.runs_as,
+        count + (mib(after // len(group.entries)) if after else mib(weight.nbytes)),
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "[" + " x ".join(map(str, shape)) + "]"
+
+
+def _entry_json(entry: Entry) -> dict[str, object]:
+    weight, route = entry.site.weight, entry.route
+    return {
+        "site": entry.site.name,
+        "kind": entry.site.kind,
+        "weight": weight.name,
+        "source": weight.source,
+        "spec": str(weight.spec),
+        "layout": weight.layout,
+        "shape": list(weight.shape),
+        "runs_as": entry.runs_as,
+        "packed_layout": None if entry.runs_as == "no kernel" else entry.layout,
+        "packed_spec": str(route.spec) if route else None,
+        "edges": [{"name": e.name, "error": e.error} for e in route.edges] if route else [],
+        "bytes_before": weight.nbytes,
+        "bytes_after": entry.bytes_after,
+        "verdicts": [{"kernel": v.kernel, "cost": v.cost, "text": v.text} for v in entry.verdicts],
+    }

@@ -1,0 +1,155 @@
+"""A model as a graph whose weights have names.
+
+Comes in: a captured graph. Goes out: the same graph, rewritten pass by pass.
+Always holds: between passes the graph is valid (``check``); every weight node appears in
+``weights`` under one canonical parameter name; a tied weight has one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from qcompile.errors import LowerError
+from qcompile.layout import QuantizedTensor
+from qcompile.ops import decode_meaning, embedding, linear
+from qcompile.weight import WeightRef
+
+CANONICAL = {linear: "linear", embedding: "embedding"}
+
+
+@dataclass
+class Program:
+    """An FX graph and what its nodes stand for.
+
+    Attributes:
+        graph_module: the graph; passes rewrite it in place.
+        weights: canonical parameter name of every node that stands for a weight of the model.
+        handles: weights of the canonical ops, by the name their handle nodes carry.
+        packed: weights that ``lower`` has put into the graph, by buffer name.
+    """
+
+    graph_module: fx.GraphModule
+    weights: dict[fx.Node, str] = field(default_factory=dict)
+    handles: dict[str, WeightRef] = field(default_factory=dict)
+    packed: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph itself."""
+        return self.graph_module.graph
+
+    def nodes(self, targets: Iterable[object]) -> list[fx.Node]:
+        """The ``call_function`` nodes with one of these targets, in graph order."""
+        wanted = set(targets)
+        return [
+            node
+            for node in self.graph.nodes
+            if node.op == "call_function" and node.target in wanted
+        ]
+
+    def canonical_nodes(self) -> list[fx.Node]:
+        """The canonical ops, in graph order."""
+        return self.nodes(CANONICAL)
+
+    def add_handle(self, weight: WeightRef) -> list[fx.Node]:
+        """Nodes that stand for the stored parts of a weight, made at the insertion point.
+
+        The parts are described on the meta device: no byte of the weight is read.
+        """
+        self.handles[weight.name] = weight
+        parts = stored_parts(weight)
+        return [self.constant(f"handle_{weight.name}_{name}", part) for name, part in parts.items()]
+
+    def constant(self, name: str, tensor: torch.Tensor) -> fx.Node:
+        """A ``get_attr`` node for a buffer of this name, made at the insertion point."""
+        attribute = "qc_" + "".join(c if c.isalnum() else "_" for c in name)
+        known = getattr(self.graph_module, attribute, None)
+        if known is not None and known is not tensor and known.device.type != "meta":
+            raise LowerError(
+                name,
+                f"two tensors want the buffer {attribute!r}",
+                "one tensor per weight and part",
+                "report this: parameter names differ only in punctuation",
+            )
+        self.graph_module.register_buffer(attribute, tensor, persistent=False)
+        node = self.graph.get_attr(attribute)
+        node.meta["example_value"] = tensor
+        return node
+
+    def check(self, after: str) -> None:
+        """Raise unless the graph is valid and every canonical op has a known weight."""
+        self.graph.lint()
+        for node in self.canonical_nodes():
+            name = weight_name(node)
+            if name not in self.handles:
+                raise LowerError(
+                    f"pass {after}",
+                    f"node {node.name} uses the unknown weight {name!r}",
+                    "a handle made by the quantize stage",
+                    "report this: the pass lost a weight",
+                )
+
+    def replace(self, node: fx.Node, new: fx.Node) -> None:
+        """Let ``new`` take the place of ``node`` and drop ``node``."""
+        carry_meta(node, new)
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def __str__(self) -> str:
+        """The graph as readable Python; weights carry their names."""
+        lines = [f"# {name} = {node.name}" for node, name in self.weights.items()]
+        with contextlib.suppress(TypeError):
+            self.graph_module.recompile()
+        return "\n".join([*lines, self.graph_module.code.strip(), ""])
+
+
+def stored_parts(weight: WeightRef) -> dict[str, torch.Tensor]:
+    """The parts of a stored weight on the meta device."""
+    from qcompile.layout import layout_of
+
+    return layout_of(weight.layout).empty(weight.spec, weight.shape, device="meta")
+
+
+def carry_meta(old: fx.Node, new: fx.Node) -> None:
+    """Keep what capture knew of a node (value, module stack) on the node that replaces it."""
+    for key in ("example_value", "val", "nn_module_stack", "stack_trace", "qc_site", "qc_weight"):
+        if key in old.meta and key not in new.meta:
+            new.meta[key] = old.meta[key]
+
+
+def weight_name(node: fx.Node) -> str:
+    """Canonical parameter name of a canonical op's weight."""
+    return str(node.meta.get("qc_weight", ""))
+
+
+def site_name(node: fx.Node, fallback: str) -> str:
+    """Path of the innermost module that a node was traced in, or ``fallback``.
+
+    Dynamo and export record the stack as ``{key: (path, class)}``; dynamo's paths look like
+    ``L['self'].model.layers[0].mlp``.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return fallback
+    path = str(next(reversed(stack.values()))[0])
+    for old, new in (
+        ("L['self']", ""),
+        ("L['fn']", ""),
+        ("._modules", ""),
+        ("['", "."),
+        ("']", ""),
+    ):
+        path = path.replace(old, new)
+    path = path.replace("[", ".").replace("]", "").strip(".")
+    return path or fallback
+
+
+def meaning_of(node: fx.Node) -> QuantizedTensor:
+    """Spec, layout and shape that a canonical op carries, without parts."""
+    spec, layout, shape = decode_meaning(str(node.args[2]))
+    return QuantizedTensor(spec, layout, shape, {})

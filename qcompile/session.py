@@ -1,0 +1,137 @@
+"""What all graphs of one compiled model share.
+
+Comes in: a catalogue, a target and a policy. Goes out: decisions and packed weights.
+Always holds: a weight is packed once for each layout, whatever number of graphs (prefill, decode,
+recompiles) uses it; the session does not keep the model alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from qcompile.backends import Backend
+from qcompile.capture import Names
+from qcompile.layout import QuantizedTensor
+from qcompile.observe import log
+from qcompile.passes.select import Policy, require_kernels, select
+from qcompile.passes.weights.pack import pack
+from qcompile.plans import Entry, Plan
+from qcompile.program import CANONICAL, Program, weight_name
+from qcompile.site import EmbeddingSite, LinearSite, Site
+from qcompile.spec import FloatSpec
+from qcompile.weight import WeightRef
+
+if TYPE_CHECKING:
+    from qcompile.verify import SiteError
+
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass
+class Session:
+    """One compiled model.
+
+    Attributes:
+        catalogue: weights by canonical parameter name.
+        backend: the backend of the plan's target.
+        plan: decisions, made before the first graph; sites that only a graph shows are added.
+        names: canonical parameter names by identity.
+        dtype: dtype of the activations.
+        policy: what becomes of a site without a kernel.
+        progress: called with a weight's name, bytes done and bytes in all while packing.
+        bind_floats: whether graphs must take float weights from the catalogue, because the model
+            still holds others.
+        compiles: graphs compiled so far.
+        verification: measured errors of the sites, when the user asked for them.
+    """
+
+    catalogue: Mapping[str, WeightRef]
+    backend: Backend
+    plan: Plan
+    names: Names
+    dtype: torch.dtype
+    policy: Policy = "error"
+    progress: Progress = no_progress
+    bind_floats: bool = False
+    compiles: int = 0
+    verification: tuple[SiteError, ...] = ()
+    _packed: dict[tuple[str, str], QuantizedTensor] = field(default_factory=dict)
+
+    def entries(self) -> dict[tuple[str, str], Entry]:
+        """The plan's entries by kind of site and weight name."""
+        return {(e.site.kind, e.site.weight.name): e for e in self.plan.entries}
+
+    def extend_plan(self, program: Program) -> None:
+        """Plan the sites of a graph that the plan does not know yet."""
+        known = self.entries()
+        fresh = [s for s in sites_of(program) if (s.kind, s.weight.name) not in known]
+        if not fresh:
+            return
+        names = {site.weight.name for site in fresh}
+        again = [e.site for e in self.plan.entries if e.site.weight.name in names]
+        keep = [e for e in self.plan.entries if e.site.weight.name not in names]
+        new = select(
+            [*again, *fresh], self.backend.KERNELS, self.plan.target, self.policy, self.dtype
+        )
+        self.plan = replace(self.plan, entries=(*keep, *new))
+        require_kernels(self.plan)
+
+    def packed(self, entry: Entry) -> QuantizedTensor:
+        """The weight of an entry in its kernel's layout; packed on first use."""
+        weight = entry.site.weight
+        key = (weight.name, entry.layout)
+        if key not in self._packed:
+            log("weights", f"{weight.source} -> {entry.layout} {entry.bytes_after:,} bytes")
+            self._packed[key] = self._transform(entry)
+        return self._packed[key]
+
+    def _transform(self, entry: Entry) -> QuantizedTensor:
+        weight = entry.site.weight
+        if entry.dequantize or entry.route is None:
+            data = self.float_weight(weight, self.dtype)
+            return QuantizedTensor(FloatSpec(self.dtype), "float", weight.shape, {"data": data})
+        return pack(weight, entry.route)
+
+    def float_weight(self, weight: WeightRef, dtype: torch.dtype) -> torch.Tensor:
+        """A weight as floats, for a use that is no site; one object for each dtype."""
+        key = (weight.name, str(dtype))
+        if key not in self._packed:
+            data = weight.dequantize().to(dtype)
+            weight.release()
+            spec = FloatSpec(dtype)
+            self._packed[key] = QuantizedTensor(spec, "float", weight.shape, {"data": data})
+        return self._packed[key].parts["data"]
+
+    def pack_all(self, entries: Iterable[Entry]) -> None:
+        """Pack the weights of the entries, reporting progress in stored bytes."""
+        todo = {(e.site.weight.name, e.layout): e for e in entries}
+        todo = {key: e for key, e in todo.items() if key not in self._packed}
+        total, done = sum(e.site.weight.nbytes for e in todo.values()), 0
+        for entry in todo.values():
+            self.progress(entry.site.weight.name, done, total)
+            self.packed(entry)
+            done += entry.site.weight.nbytes
+        if todo:
+            self.progress("", total, total)
+
+
+def sites_of(program: Program) -> list[Site]:
+    """The sites of a program's canonical ops, in graph order."""
+    sites: list[Site] = []
+    for node in program.canonical_nodes():
+        weight = program.handles[weight_name(node)]
+        name = str(node.meta.get("qc_site", weight.name))
+        if CANONICAL[node.target] == "embedding":  # type: ignore[index]
+            sites.append(EmbeddingSite(name, weight))
+        else:
+            bias = len(node.args) > 3 and node.args[3] is not None
+            sites.append(LinearSite(name, weight, bias))
+    return sites
