@@ -24,7 +24,7 @@ from qcompile.schemes.gguf import decode_k as k
 from qcompile.schemes.gguf import decode_legacy as legacy
 from qcompile.schemes.gguf import decode_ternary as ternary
 from qcompile.schemes.gguf.type_table import BY_NAME
-from qcompile.schemes.gguf.unpacked import Unpacked
+from qcompile.schemes.gguf.unpacked import Unpacked, pick
 from qcompile.spec import AffineForm, AffineSpec, BlockSpec, FloatSpec, LookupSpec, Spec
 
 Unpack = Callable[[torch.Tensor], Unpacked]
@@ -138,7 +138,7 @@ def _values(spec: AffineSpec | LookupSpec, parts: Unpacked) -> torch.Tensor:
     codes = parts.codes.view(*parts.scale.shape, spec.group)
     if isinstance(spec, LookupSpec):
         table = torch.tensor(spec.table, dtype=torch.float32, device=codes.device)
-        return (table[codes.int()].mul_(scale)).flatten(1)
+        return pick(table, codes).mul_(scale).flatten(1)
     if parts.offset is not None:
         return codes.float().mul_(scale).add_(parts.offset[..., None]).flatten(1)
     middle = TERNARY_ZERO if spec.form == "zero" else 1 << (spec.bits - 1)

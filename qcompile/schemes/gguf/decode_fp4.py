@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of, shifted
+from qcompile.schemes.gguf.unpacked import Unpacked, field, pick, shifted, spread
 
 # E2M1 (sign, two bits of exponent, one of mantissa) times two. Source: OCP MX specification 1.0.
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -26,13 +26,13 @@ def mxfp4(blocks: torch.Tensor) -> Unpacked:
     >>> parts.codes[0, [0, 16]].tolist(), parts.scale.tolist()
     ([7, 15], [[0.5]])
     """
-    scale = _half_e8m0()[blocks[:, :1].int()]
+    scale = pick(_half_e8m0(), blocks[:, :1])
     return Unpacked(shifted(blocks[:, 1:], (0, 4), 15).flatten(1), scale)
 
 
 @functools.cache
 def _half_e8m0() -> torch.Tensor:
-    exponents = torch.arange(256, dtype=torch.float64) - 128
+    exponents = torch.arange(256, dtype=torch.float64, device="cpu") - 128
     return torch.exp2(exponents).to(torch.float32)
 
 
@@ -47,7 +47,7 @@ def nvfp4(blocks: torch.Tensor) -> Unpacked:
     ([7, 15], 0.5)
     """
     codes = shifted(blocks[:, 4:].view(-1, 4, 8), (0, 4), 15).flatten(1)
-    return Unpacked(codes, _half_ue4m3()[blocks[:, :4].int()])
+    return Unpacked(codes, pick(_half_ue4m3(), blocks[:, :4]))
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def _half_ue4m3() -> torch.Tensor:
 
     The byte 0x7F counts as zero; 0xFF does not, there the bits are taken as a number.
     """
-    byte = torch.arange(256, dtype=torch.float64)
+    byte = torch.arange(256, dtype=torch.float64, device="cpu")
     exponent, mantissa = (byte // 8) % 16, byte % 8
     small = mantissa * 2.0**-9
     large = (1 + mantissa / 8) * torch.exp2(exponent - 7)
@@ -91,7 +91,7 @@ def iq4_xs(blocks: torch.Tensor) -> Unpacked:
     ([10, 9], [1.0, 2.0])
     """
     d = field(blocks, 0, 2, torch.float16).float()
-    low = fields_of(blocks[:, 4:8], (0, 4), 15)
-    high = fields_of(blocks[:, 2:4], (0, 2, 4, 6), 3)
+    low = spread(blocks[:, 4:8], 4)
+    high = spread(blocks[:, 2:4], 2)
     codes = shifted(blocks[:, 8:].view(-1, 8, 16), (0, 4), 15).flatten(1)
     return Unpacked(codes, d * ((low | (high << 4)).float() - 32))

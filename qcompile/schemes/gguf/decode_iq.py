@@ -16,7 +16,7 @@ import functools
 import torch
 
 from qcompile.schemes.gguf.grids import grid_codes
-from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of
+from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of, pick, spread
 
 MAGNITUDES_2 = (8, 25, 43)
 MAGNITUDES_3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
@@ -36,7 +36,7 @@ def iq2_xxs(blocks: torch.Tensor) -> Unpacked:
     words = field(blocks, 2, 66, torch.int32).view(-1, 8, 2)
     index = field(blocks, 2, 66, torch.uint8).view(-1, 8, 8)[..., :4]
     signs = fields_of(words[..., 1:], (0, 7, 14, 21), 127)
-    codes = _grid("IQ2_XXS")[index.int()] + _signs(3, 7)[signs]
+    codes = pick(_grid("IQ2_XXS"), index) + pick(_signs(3, 7), signs)
     scale = d * (((words[..., 1] >> 28) & 15).float() + 0.5) * 0.25
     return Unpacked(_bytes(codes), scale)
 
@@ -51,7 +51,7 @@ def iq2_xs(blocks: torch.Tensor) -> Unpacked:
     ([3, 0, 0, 0, 0, 0, 0, 3], [0.375, 0.125])
     """
     words = field(blocks, 2, 66, torch.int16).int()
-    codes = _grid("IQ2_XS")[words & 511] + _signs(3, 7)[(words >> 9) & 127]
+    codes = pick(_grid("IQ2_XS"), words & 511) + pick(_signs(3, 7), (words >> 9) & 127)
     return Unpacked(_bytes(codes), _quarter_scales(blocks, 66))
 
 
@@ -65,9 +65,9 @@ def iq2_s(blocks: torch.Tensor) -> Unpacked:
     >>> parts.codes[0, :8].tolist(), parts.scale[0, 0].item()
     ([3, 0, 0, 0, 0, 0, 0, 0], 0.125)
     """
-    high = fields_of(blocks[:, 66:74], (0, 2, 4, 6), 3).int()
+    high = spread(blocks[:, 66:74], 2).int()
     index = blocks[:, 2:34].int() | (high << 8)
-    codes = _grid("IQ2_S")[index] + _signs(3, 8)[blocks[:, 34:66].int()]
+    codes = pick(_grid("IQ2_S"), index) + pick(_signs(3, 8), blocks[:, 34:66])
     return Unpacked(_bytes(codes), _quarter_scales(blocks, 74))
 
 
@@ -82,8 +82,8 @@ def iq3_xxs(blocks: torch.Tensor) -> Unpacked:
     """
     d = field(blocks, 0, 2, torch.float16).float()
     words = field(blocks, 66, 98, torch.int32)
-    entries = _grid("IQ3_XXS")[blocks[:, 2:66].int()].view(torch.int64)
-    codes = entries + _signs(8, 7)[fields_of(words, (0, 7, 14, 21), 127)]
+    entries = pick(_grid("IQ3_XXS"), blocks[:, 2:66]).view(torch.int64)
+    codes = entries + pick(_signs(8, 7), fields_of(words, (0, 7, 14, 21), 127))
     return Unpacked(_bytes(codes), d * (((words >> 28) & 15).float() + 0.5) * 0.5)
 
 
@@ -98,16 +98,16 @@ def iq3_s(blocks: torch.Tensor) -> Unpacked:
     ([8, 0, 0, 0, 0, 0, 0, 0], [3.0, 5.0])
     """
     d = field(blocks, 0, 2, torch.float16).float()
-    high = fields_of(blocks[:, 66:74], (0, 1, 2, 3, 4, 5, 6, 7), 1).int()
-    entries = _grid("IQ3_S")[blocks[:, 2:66].int() | (high << 8)].view(torch.int64)
-    codes = entries + _signs(8, 8)[blocks[:, 74:106].int()]
-    scales = fields_of(blocks[:, 106:110], (0, 4), 15)
+    high = spread(blocks[:, 66:74], 1).int()
+    entries = pick(_grid("IQ3_S"), blocks[:, 2:66].int() | (high << 8)).view(torch.int64)
+    codes = entries + pick(_signs(8, 8), blocks[:, 74:106])
+    scales = spread(blocks[:, 106:110], 4)
     return Unpacked(_bytes(codes), d * (2 * scales.float() + 1))
 
 
 def _quarter_scales(blocks: torch.Tensor, start: int) -> torch.Tensor:
     d = field(blocks, 0, 2, torch.float16).float()
-    scales = fields_of(blocks[:, start : start + 8], (0, 4), 15)
+    scales = spread(blocks[:, start : start + 8], 4)
     return d * (scales.float() + 0.5) * 0.25
 
 
@@ -126,8 +126,8 @@ def _grid(name: str) -> torch.Tensor:
 @functools.cache
 def _signs(step: int, bits: int) -> torch.Tensor:
     """For each sign mask, ``step`` in the bytes of an int64 whose sign bit is set."""
-    masks = torch.arange(1 << bits)
-    flags = (masks[:, None] >> torch.arange(8)) & 1
+    masks = torch.arange(1 << bits, device="cpu")
+    flags = (masks[:, None] >> torch.arange(8, device="cpu")) & 1
     if bits == 7:
         flags[:, 7] = flags[:, :7].sum(dim=1) & 1
     return (flags * step).to(torch.uint8).view(torch.int64).flatten()

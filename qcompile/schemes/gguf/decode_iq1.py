@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from qcompile.schemes.gguf.grids import grid_codes
-from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of
+from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of, pick, spread
 
 
 def iq1_s(blocks: torch.Tensor) -> Unpacked:
@@ -66,16 +66,18 @@ def iq1_m_values(blocks: torch.Tensor) -> torch.Tensor:
 
 def _iq1_m(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     words = field(blocks, 48, 56, torch.int16).int()
-    quarters = ((words >> 12) & 15) << torch.tensor([0, 4, 8, 12], dtype=torch.int32)
+    quarters = ((words >> 12) & 15) << torch.tensor(
+        [0, 4, 8, 12], dtype=torch.int32, device=words.device
+    )
     d = quarters.sum(dim=1, keepdim=True).to(torch.int16).view(torch.float16).float()
-    high = fields_of(blocks[:, 32:48], (0, 4), 15).int()
+    high = spread(blocks[:, 32:48], 4).int()
     index = blocks[:, :32].int() | ((high & 7) << 8)
     scale = d * (2 * fields_of(words, (0, 3, 6, 9), 7).float() + 1)
     return _codes(index), scale.repeat_interleave(2, dim=1), _delta(high & 8)
 
 
 def _codes(index: torch.Tensor) -> torch.Tensor:
-    return grid_codes("IQ1_S").view(torch.int64).flatten()[index].view(torch.uint8).view(-1, 256)
+    return pick(grid_codes("IQ1_S").view(torch.int64).flatten(), index).view(torch.uint8)
 
 
 def _delta(negative: torch.Tensor) -> torch.Tensor:

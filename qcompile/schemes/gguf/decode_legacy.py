@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from qcompile.schemes.gguf.unpacked import Unpacked, field, fields_of, shifted
+from qcompile.schemes.gguf.unpacked import Unpacked, field, shifted, spread
 
 
 def q4_0(blocks: torch.Tensor) -> Unpacked:
@@ -46,8 +46,7 @@ def q5_0(blocks: torch.Tensor) -> Unpacked:
     >>> q5_0(block).codes[0, [0, 1, 16]].tolist()
     [26, 10, 9]
     """
-    codes = _nibbles(blocks[:, 6:])
-    _add_high_bits(codes, blocks[:, 2:6])
+    codes = _nibbles(blocks[:, 6:]).bitwise_or_(spread(blocks[:, 2:6], 1, 16))
     return Unpacked(codes, field(blocks, 0, 2, torch.float16))
 
 
@@ -61,8 +60,7 @@ def q5_1(blocks: torch.Tensor) -> Unpacked:
     >>> parts.codes[0, [0, 16]].tolist(), parts.offset.tolist()
     ([10, 25], [[-1.0]])
     """
-    codes = _nibbles(blocks[:, 8:])
-    _add_high_bits(codes, blocks[:, 4:8])
+    codes = _nibbles(blocks[:, 8:]).bitwise_or_(spread(blocks[:, 4:8], 1, 16))
     head = field(blocks, 0, 4, torch.float16)
     return Unpacked(codes, head[:, :1], head[:, 1:].float())
 
@@ -87,8 +85,7 @@ def q1_0(blocks: torch.Tensor) -> Unpacked:
     >>> q1_0(block).codes[0, :3].tolist()
     [3, 1, 1]
     """
-    bits = fields_of(blocks[:, 2:], (0, 1, 2, 3, 4, 5, 6, 7), 1)
-    return Unpacked(bits.bitwise_left_shift_(1).add_(1), field(blocks, 0, 2, torch.float16))
+    return Unpacked(spread(blocks[:, 2:], 1, 2).add_(1), field(blocks, 0, 2, torch.float16))
 
 
 def q2_0(blocks: torch.Tensor) -> Unpacked:
@@ -98,13 +95,8 @@ def q2_0(blocks: torch.Tensor) -> Unpacked:
     >>> q2_0(block).codes[0, :5].tolist()
     [0, 1, 2, 3, 0]
     """
-    return Unpacked(fields_of(blocks[:, 2:], (0, 2, 4, 6), 3), field(blocks, 0, 2, torch.float16))
+    return Unpacked(spread(blocks[:, 2:], 2), field(blocks, 0, 2, torch.float16))
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return shifted(packed, (0, 4), 15).flatten(-2)
-
-
-def _add_high_bits(codes: torch.Tensor, packed: torch.Tensor) -> None:
-    high = fields_of(packed, (0, 1, 2, 3, 4, 5, 6, 7), 1)
-    codes.bitwise_or_(high.bitwise_left_shift_(4))

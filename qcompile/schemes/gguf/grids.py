@@ -24,5 +24,5 @@ def grid_codes(name: str) -> torch.Tensor:
     owner = getattr(importlib.import_module("gguf.quants"), name)
     owner.init_grid()
     values = torch.from_numpy(owner.grid.copy()).reshape(owner.grid_shape)
-    levels = torch.tensor(owner.grid_map, dtype=torch.float32)
+    levels = torch.tensor(owner.grid_map, dtype=torch.float32, device="cpu")
     return torch.searchsorted(levels, values.contiguous()).to(torch.uint8)

@@ -24,6 +24,7 @@ import torch
 
 from qcompile.errors import SchemeError, nearest
 from qcompile.layout import QuantizedTensor, Shape
+from qcompile.schemes.gguf import edges as _edges  # noqa: F401 - registers them with the layouts
 from qcompile.schemes.gguf.blocks import SPECS, layout_name
 from qcompile.schemes.gguf.header import Header, TensorInfo, parse_header
 from qcompile.schemes.gguf.metadata import Cursor, Metadata
@@ -121,17 +122,18 @@ class GGUFFile:
 def _map(path: Path) -> mmap.mmap:
     try:
         # A named pipe would block in open().
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise _unreadable(path, "not a regular file")
+        if not status.st_size:
+            raise _unreadable(path, "an empty file")
         with path.open("rb") as file:
             # Private, because torch warns about tensors over a read-only buffer.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise _unreadable(path, "no such file") from None
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from None
-    except ValueError:
-        raise _unreadable(path, "an empty file") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, str(error)) from None
 
 
 def _unreadable(path: Path, found: str) -> SchemeError:
@@ -175,7 +177,13 @@ def _spec_of(info: TensorInfo) -> Spec:
 
 def _view(mapping: mmap.mmap, info: TensorInfo, spec: Spec) -> torch.Tensor:
     """The stored tensor as a view of the mapping, uint8 ``(..., N, bytes)`` when quantized."""
-    assert info.nbytes is not None
+    if mapping.closed or info.nbytes is None:
+        raise SchemeError(
+            f"{info.file}: tensor {info.name!r}",
+            "its file was closed",
+            "an open file",
+            "close the file after its weights were packed",
+        )
     data = torch.frombuffer(mapping, dtype=torch.uint8, offset=info.offset, count=info.nbytes)
     if not isinstance(spec, FloatSpec):
         return data.view(*info.shape[:-1], -1)
@@ -185,7 +193,7 @@ def _view(mapping: mmap.mmap, info: TensorInfo, spec: Spec) -> torch.Tensor:
 
 
 def _drop_pages(mapping: mmap.mmap, info: TensorInfo) -> None:
-    if not hasattr(mapping, "madvise") or info.nbytes is None:
+    if mapping.closed or info.nbytes is None or not hasattr(mapping, "madvise"):
         return
     start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
     # Neighbours that share an edge page read it from the file again: nothing was written to it.

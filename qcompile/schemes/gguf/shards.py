@@ -9,6 +9,7 @@ File names are ``NAME-00001-of-00003.gguf``, counted from 1; the key ``split.no`
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def shard_paths(path: Path) -> list[Path]:
     Raises:
         SchemeError: a shard is missing, or a directory holds no model or more than one.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         path = _only_model(path)
     match = _SHARD.fullmatch(path.name)
     if match is None:
@@ -39,7 +40,7 @@ def shard_paths(path: Path) -> list[Path]:
         path.with_name(f"{match['stem']}-{index:05d}-of-{count:05d}.gguf")
         for index in range(1, count + 1)
     ]
-    missing = [shard.name for shard in paths if not shard.exists()]
+    missing = [shard.name for shard in paths if not os.path.exists(shard)]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if missing[8:] else "")
         raise SchemeError(
@@ -52,7 +53,12 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def _only_model(directory: Path) -> Path:
-    files = sorted(file for file in directory.iterdir() if file.suffix == ".gguf")
+    try:
+        files = sorted(file for file in directory.iterdir() if file.suffix == ".gguf")
+    except OSError as error:
+        raise SchemeError(
+            str(directory), str(error), "a directory that can be listed", "check its permissions"
+        ) from None
     models: dict[tuple[str, str], Path] = {}
     for file in files:
         match = _SHARD.fullmatch(file.name)

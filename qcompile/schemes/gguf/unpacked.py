@@ -7,6 +7,7 @@ bit fields that float32 holds exactly.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,39 @@ def shifted(values: torch.Tensor, shifts: tuple[int, ...], mask: int) -> torch.T
 def fields_of(values: torch.Tensor, shifts: tuple[int, ...], mask: int) -> torch.Tensor:
     """Bit fields of every number, side by side: ``[..., n]`` to ``[..., n * len(shifts)]``.
 
-    >>> fields_of(torch.tensor([0x21, 0x43], dtype=torch.uint8), (0, 4), 15).tolist()
+    >>> fields_of(torch.tensor([0o21, 0o43]), (0, 3), 7).tolist()
     [1, 2, 3, 4]
     """
     return shifted(values, shifts, mask).transpose(-1, -2).flatten(-2)
+
+
+def pick(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``table[index]`` for a table of one dimension: several times faster than indexing."""
+    flat = index.reshape(-1).to(torch.int32)
+    return table.to(index.device).index_select(0, flat).view(index.shape)
+
+
+def spread(packed: torch.Tensor, bits: int, step: int = 1) -> torch.Tensor:
+    """The fields of every byte, low bits first, each times ``step``.
+
+    Args:
+        packed: uint8 ``[B, n]``.
+        bits: width of a field: 1, 2 or 4.
+        step: a factor that keeps the products below 256.
+
+    Returns:
+        uint8 ``[B, n * 8 / bits]``.
+
+    >>> spread(torch.tensor([[0x21, 0x43]], dtype=torch.uint8), 4).tolist()
+    [[1, 2, 3, 4]]
+    """
+    return pick(_spread_table(bits, step), packed).view(torch.uint8)
+
+
+@functools.cache
+def _spread_table(bits: int, step: int) -> torch.Tensor:
+    # The device is named because a caller may have another default, and the table is kept.
+    byte = torch.arange(256, device="cpu")[:, None]
+    fields = (byte >> torch.arange(0, 8, bits, device="cpu")) & ((1 << bits) - 1)
+    wide = {1: torch.int64, 2: torch.int32, 4: torch.int16}[bits]
+    return (fields * step).to(torch.uint8).view(wide).flatten()
