@@ -347,8 +347,9 @@ def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> Non
     def forward(*args: Any, **kwargs: Any) -> Any:
         try:
             # Instances of one class share a code object and its cache, so torch's limit of 8
-            # graphs for a code object is met by a few models in one process.
-            with torch.no_grad(), config.patch(recompile_limit=64):
+            # graphs for a code object is met by a few models in one process. Floats such as the
+            # attention's scale never change; as symbols they would split every layer's graph.
+            with torch.no_grad(), config.patch(recompile_limit=64, specialize_float=True):
                 return compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, QCompileError):

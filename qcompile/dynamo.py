@@ -4,7 +4,7 @@ Comes in: a graph from dynamo. Goes out: what dynamo calls instead.
 Always holds: a graph whose weights are constants is guarded by the identity of every parameter it
 replaced. Without those guards dynamo would reuse it for another module and answer wrongly.
 
-The private names used here (``install_guard``, ``_param_name_to_source``, the frame's locals) are
+The private names used here (``install_guard``, the frame's locals, erasing placeholders in place) are
 covered by ``tests/test_dynamo.py``, which fails when a torch release changes them.
 """
 
@@ -16,23 +16,11 @@ from typing import Any
 
 from torch import fx, nn
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import ConstantSource
 
 from qcompile.errors import CaptureError, OptionError, nearest
-from qcompile.program import Program
 from qcompile.session import Session
 
 OPTIONS = ("scheme", "checkpoint", "device", "on_unsupported", "emitter", "keep")
-
-
-def adopt(program: Program) -> None:
-    """Make packed buffers known to dynamo's graph; AOTAutograd asks where each comes from."""
-    graph_module = program.graph_module
-    sources = getattr(graph_module, "_param_name_to_source", None)
-    if sources is None:
-        return
-    for name in program.packed:
-        sources[name] = ConstantSource(name)
 
 
 def guard_identity(node: fx.Node) -> None:

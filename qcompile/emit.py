@@ -20,7 +20,9 @@ def _inductor(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     # Imported here: Inductor costs a second and 40 MB that a plan does not need.
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph_module, list(inputs))  # type: ignore[no-any-return]
+    from qcompile.outline import outline
+
+    return outline(graph_module, inputs, lambda graph, given: compile_fx(graph, list(given)))
 
 
 def _eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

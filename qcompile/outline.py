@@ -1,0 +1,212 @@
+"""Compile each repeated layer of a graph once.
+
+Comes in: a lowered graph of a whole model and a compiler of graphs. Goes out: a callable.
+Always holds: two regions share compiled code only if they are the same graph up to the names of
+shape symbols and the tensors they are given, and if compiling added no guard on those symbols.
+
+A decoder of 18 layers has two or three different layers at most. Handing the whole graph to
+Inductor costs minutes; handing it the different layers costs seconds, in time and in memory.
+
+Before::
+
+    x = embed(ids); x = layer(x, w0, cache0); x = layer(x, w1, cache1); return head(x)
+
+After::
+
+    x = region_a(ids); x = region_b(x, w0, cache0); x = region_b(x, w1, cache1); return region_c(x)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.split_module import split_module
+
+from qcompile.observe import log
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+_WORTH_IT = 4  # regions: something before, two layers, something after
+_LAYER = re.compile(r"(\[|\.)'?\d+'?(\]|\.|$)")
+_SYMBOL = re.compile(r"\b[a-z]+\d+\b")
+
+
+class Region(nn.Module):
+    """Compiled code in the place of a part of a graph."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = compiled
+
+
+def outline(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler
+) -> Callable[..., Any]:
+    """Compile a graph region by region.
+
+    Args:
+        graph_module: a graph whose nodes know their module (``nn_module_stack``).
+        inputs: one for each placeholder.
+        compiler: compiles one region.
+    """
+    mode = _fake_mode(graph_module, inputs)
+    if mode is None:
+        return compiler(graph_module, inputs)
+    graph_module, constants = _lift_constants(graph_module, mode)
+    regions = layer_regions(graph_module.graph)
+    if len(set(regions.values())) < _WORTH_IT:
+        fakes = [mode.from_tensor(constant, static_shapes=True) for constant in constants]
+        whole_forward = compiler(graph_module, [*inputs, *fakes])
+        return lambda *given: whole_forward(*given, *constants)
+    whole = split_module(graph_module, graph_module, regions.__getitem__, keep_original_order=True)
+    shared: dict[str, Callable[..., Any]] = {}
+    calls = [node for node in whole.graph.nodes if node.op == "call_module"]
+    for node in calls:
+        part = getattr(whole, str(node.target))
+        whole.register_module(str(node.target), Region(_compiled(part, compiler, shared, mode)))
+    whole.recompile()
+    log("passes", f"emit: {len(calls)} regions, {len(set(map(id, shared.values())))} different")
+    forward = whole.forward
+    return lambda *given: forward(*given, *constants)
+
+
+def layer_regions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """A region number for every node: runs of nodes of one layer, in graph order.
+
+    A layer is the outermost numbered child on a node's module stack. Nodes that know no module
+    belong to the run they stand in.
+    """
+    regions: dict[fx.Node, int] = {}
+    here, number = "", 0
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        layer = _layer(node)
+        if layer is not None and layer != here:
+            here, number = layer, number + 1
+        regions[node] = number
+    return regions
+
+
+def _layer(node: fx.Node) -> str | None:
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    for path, _ in stack.values():
+        if found := _LAYER.search(path):
+            return str(path[: found.end()])
+    return ""
+
+
+def _fake_mode(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode | None:
+    values = [node.meta.get("example_value") for node in graph_module.graph.nodes]
+    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)] + list(inputs))
+
+
+def _lift_constants(
+    original: fx.GraphModule, mode: FakeTensorMode
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """A copy in which every constant is a further input; the constants in the inputs' order.
+
+    A region that held its own weights as constants could not stand for another layer. A copy,
+    because dynamo calls the result with the inputs of the original's placeholders.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(original.graph, {}))
+    graph_module = fx.GraphModule(original, graph)
+    lifted: dict[str, fx.Node] = {}
+    constants: list[torch.Tensor] = []
+    inputs = graph.find_nodes(op="placeholder")
+    last = inputs[-1] if inputs else None
+    for node in graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if name not in lifted:
+            constants.append(getattr(graph_module, name))
+            with graph.inserting_after(last):  # after None: at the very beginning
+                last = lifted[name] = graph.placeholder(name)
+            last.meta["example_value"] = mode.from_tensor(constants[-1], static_shapes=True)
+        node.replace_all_uses_with(lifted[name])
+        graph.erase_node(node)
+    graph_module.recompile()
+    return graph_module, constants
+
+
+def _compiled(
+    part: fx.GraphModule,
+    compiler: Compiler,
+    shared: dict[str, Callable[..., Any]],
+    mode: FakeTensorMode,
+) -> Callable[..., Any]:
+    exact, renamed = fingerprint(part.graph, mode.shape_env)
+    for key in (exact, renamed):
+        if key in shared:
+            return shared[key]
+    guards = _guard_count(mode)
+    values = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
+    # A context of its own: the outer one belongs to the whole graph.
+    with tracing(TracingContext(mode)):
+        shared[exact] = compiler(part, values)
+    if _guard_count(mode) == guards:
+        shared[renamed] = shared[exact]
+    return shared[exact]
+
+
+def _guard_count(mode: FakeTensorMode) -> int:
+    return len(mode.shape_env.guards) if mode.shape_env is not None else 0
+
+
+def fingerprint(graph: fx.Graph, shape_env: Any = None) -> tuple[str, str]:
+    """What a graph computes, as text: with its own shape symbols, and with renamed ones."""
+    number = {node: position for position, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        target = f"input {_describe(node)}" if node.op == "placeholder" else _target(node)
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
+        lines.append(f"{node.op} {target} {arguments}")
+    exact = "\n".join(lines)
+    names: dict[str, str] = {}
+    renamed = _SYMBOL.sub(lambda m: names.setdefault(m[0], f"symbol{len(names)}_"), exact)
+    return exact, renamed + "\n" + "\n".join(_range(name, shape_env) for name in names)
+
+
+class _Number:
+    """Prints as a node's position; nodes themselves print as names."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __repr__(self) -> str:
+        return f"%{self.position}"
+
+
+def _target(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    module = getattr(node.target, "__module__", "")
+    return f"{module}.{node.target!s}"
+
+
+def _describe(node: fx.Node) -> str:
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    strides = value.stride() if value.layout == torch.strided else ()
+    return (
+        f"{value.dtype} {tuple(value.shape)} {tuple(strides)} {value.storage_offset()}"
+        f" {value.device} {value.requires_grad}"
+    )
+
+
+def _range(name: str, shape_env: Any) -> str:
+    if shape_env is None:
+        return ""
+    for symbol, bounds in shape_env.var_to_range.items():
+        if str(symbol) == name:
+            return str(bounds)
+    return "unbounded"
