@@ -1,0 +1,124 @@
+"""Hugging Face models without their weights.
+
+Comes in: a configuration, or a GGUF file. Goes out: the model with its parameters on the meta
+device, and what belongs to it.
+Always holds: transformers is imported only when a model is asked for; buffers, which no checkpoint
+holds, have their values; parameters have none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from qcompile.binding import check_identity
+from qcompile.errors import OptionError, SchemeError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+    from qcompile.weight import WeightRef
+
+# Attribute of a configuration: numbers that divide the frequencies of its rotary embedding, one for
+# each pair of columns. A checkpoint may have these numbers without the formula behind them.
+FREQUENCY_DIVISORS = "qcompile_rope_divisors"
+
+
+def need_transformers(where: str) -> Any:
+    """The module ``transformers``. Raises OptionError when it, or accelerate, is not installed."""
+    try:
+        importlib.import_module("accelerate")
+        return importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            where,
+            f"the package {error.name} is not installed",
+            "transformers and accelerate, to build the model a checkpoint describes",
+            'pip install "qcompile[hf]"',
+        ) from error
+
+
+def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
+    """A causal language model whose parameters are on the meta device.
+
+    Args:
+        config: its configuration.
+        dtype: dtype of the parameters.
+
+    Returns:
+        the model in eval mode, tied where its configuration ties, without gradients.
+
+    Raises:
+        OptionError: transformers or accelerate is not installed.
+    """
+    transformers = need_transformers("build_skeleton")
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # type: ignore[operator]
+    divisors = getattr(config, FREQUENCY_DIVISORS, None)
+    if divisors is not None:
+        _divide_frequencies(model, divisors)
+    return model.eval().requires_grad_(False)
+
+
+def load_gguf(
+    path: str | os.PathLike[str], dtype: torch.dtype
+) -> tuple[nn.Module, PreTrainedTokenizerFast, dict[str, WeightRef]]:
+    """The model a GGUF file describes, without its weights.
+
+    Args:
+        path: the file, a shard of it, or its folder.
+        dtype: dtype of the parameters.
+
+    Returns:
+        the skeleton, the tokenizer, and the weights by parameter name. The weights view the file,
+        which stays open as long as they are used.
+
+    Raises:
+        SchemeError: the file is damaged, unknown, or does not describe its model completely.
+        OptionError: transformers or accelerate is not installed.
+    """
+    from qcompile.schemes.gguf.config import build_config, build_generation_config
+    from qcompile.schemes.gguf.model import catalogue
+    from qcompile.schemes.gguf.reader import GGUFFile
+    from qcompile.schemes.gguf.tokenizer import build_tokenizer
+
+    file = GGUFFile.open(path)
+    config = build_config(file)
+    tokenizer = build_tokenizer(file.metadata, str(file.path))
+    model = build_skeleton(config, dtype)
+    model.generation_config = build_generation_config(file)
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    weights = catalogue(file, shapes)
+    check_identity(model, weights, str(file.path))
+    return model, tokenizer, weights
+
+
+def _divide_frequencies(model: nn.Module, divisors: list[float]) -> None:
+    """Divide the rotary embedding's frequencies, as llama.cpp does with ``rope_freqs``."""
+    changed = 0
+    for name, buffer in model.named_buffers():
+        if not name.endswith(("inv_freq", "original_inv_freq")):
+            continue
+        if buffer.shape != (len(divisors),):
+            raise SchemeError(
+                name,
+                f"{tuple(buffer.shape)} frequencies",
+                f"{len(divisors)}, as many as the checkpoint has factors",
+                "use a checkpoint that was made from this model",
+            )
+        buffer.div_(torch.tensor(divisors, dtype=buffer.dtype))
+        changed += 1
+    if not changed:
+        raise SchemeError(
+            type(model).__name__,
+            "no rotary frequencies",
+            "a model with a buffer inv_freq, because the checkpoint changes them",
+            "use a checkpoint that was made from this model",
+        )

@@ -1,0 +1,159 @@
+"""From the tensors of a file to the parameters of its model.
+
+Comes in: an open file, and a module's parameter names where there is a module. Goes out: weights
+by parameter name, with what the converter changed undone; the sites of the model.
+Always holds: nothing of a weight is read, transformers is not imported; a tensor that no parameter
+uses is an error unless its architecture lists it.
+
+The head: a file without ``output.weight`` ties it to the embedding; a file with one has a head of
+its own, even where the model's family usually ties.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from qcompile.binding import bind
+from qcompile.errors import SchemeError
+from qcompile.layout import Shape
+from qcompile.schemes.gguf.architectures import (
+    EMBEDDING,
+    GLOBAL,
+    HELPERS,
+    IGNORED_IN_LAYER,
+    OUTPUT,
+    Stem,
+)
+from qcompile.schemes.gguf.reader import GGUFFile
+from qcompile.schemes.gguf.transforms import applies
+from qcompile.schemes.gguf.values import Configuration, read_configuration
+from qcompile.site import EmbeddingSite, LinearSite, Site
+from qcompile.spec import is_quantized
+from qcompile.weight import WeightRef
+
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_HEAD, _TIED_TO = f"{OUTPUT.module}.weight", f"{EMBEDDING.module}.weight"
+
+
+def catalogue(file: GGUFFile, parameters: Mapping[str, Shape]) -> dict[str, WeightRef]:
+    """Weights by parameter name.
+
+    A module whose parameter names are the file's own tensor names is bound verbatim, rows as
+    stored, whatever the architecture; otherwise the architecture's names and transforms apply.
+
+    Args:
+        file: an open file.
+        parameters: names and shapes of all parameters of the model, a tied one under each name.
+
+    Returns:
+        weights by parameter name; a tied head is left out, its other name carries the weight.
+
+    Raises:
+        SchemeError: an unknown architecture, a parameter without a tensor, a tensor without a
+            parameter, or a shape that differs.
+    """
+    where = str(file.path)
+    if parameters and all(name in file.tensors for name in parameters):
+        return bind(parameters, {name: file.weight(name) for name in file.tensors}, where)
+    configuration = read_configuration(file)
+    aliases = {_HEAD: _TIED_TO} if _tied(configuration) else {}
+    return bind(parameters, _renamed(file, configuration), where, aliases)
+
+
+def model_weights(
+    file: GGUFFile, configuration: Configuration | None = None
+) -> dict[str, WeightRef]:
+    """Weights by parameter name, from headers alone.
+
+    Raises:
+        SchemeError: as for ``catalogue``.
+    """
+    known = configuration or read_configuration(file)
+    return bind(_expected(known), _renamed(file, known), str(file.path))
+
+
+def model_sites(file: GGUFFile) -> list[Site]:
+    """The sites of the model that use quantized weights, from headers alone.
+
+    A tied head is a site of its own that shares the embedding's weight.
+
+    Raises:
+        SchemeError: as for ``catalogue``.
+    """
+    configuration = read_configuration(file)
+    weights = model_weights(file, configuration)
+    sites: list[Site] = []
+    for module, stem in _modules(configuration):
+        weight = weights.get(f"{module}.weight")
+        if weight is None or stem.kind == "norm" or not is_quantized(weight.spec):
+            continue
+        if stem.kind == "embedding":
+            sites.append(EmbeddingSite(module, weight))
+        else:
+            sites.append(LinearSite(module, weight, f"{module}.bias" in weights))
+    embedding = weights[_TIED_TO]
+    if _tied(configuration) and is_quantized(embedding.spec):
+        sites.append(LinearSite(OUTPUT.module, embedding))
+    return sites
+
+
+def _modules(configuration: Configuration) -> list[tuple[str, Stem]]:
+    """Every module with weights and its path, in the model's order."""
+    layers = configuration.values["num_hidden_layers"]
+    assert isinstance(layers, int)
+    stems = configuration.architecture.layer
+    inner = [(f"model.layers.{n}.{stem.module}", stem) for n in range(layers) for stem in stems]
+    first, *last = GLOBAL
+    return [(first.module, first), *inner, *((stem.module, stem) for stem in last)]
+
+
+def _expected(configuration: Configuration) -> dict[str, None]:
+    """Names of the parameters of the Hugging Face model of this configuration."""
+    names: dict[str, None] = {}
+    for module, stem in _modules(configuration):
+        if stem is OUTPUT and _tied(configuration):
+            continue
+        names[f"{module}.weight"] = None
+        if stem.bias == "always" or configuration.values.get(stem.bias or ""):
+            names[f"{module}.bias"] = None
+    return names
+
+
+def _renamed(file: GGUFFile, configuration: Configuration) -> dict[str, WeightRef]:
+    """Every tensor under its parameter's name, or under its own where it has no parameter."""
+    architecture = configuration.architecture
+    layer = {stem.tensor: stem for stem in architecture.layer}
+    outer = {stem.tensor: stem for stem in GLOBAL}
+    weights: dict[str, WeightRef] = {}
+    for name in file.tensors:
+        match = _NAME.fullmatch(name)
+        number, tensor, part = match.groups() if match else (None, "", "")
+        if name in HELPERS[architecture.rope] or (number and tensor in IGNORED_IN_LAYER):
+            continue
+        stem = (layer if number else outer).get(tensor)
+        weight = file.weight(name)
+        if stem is None:
+            weights[name] = weight
+            continue
+        for transform in architecture.transforms:
+            if applies(transform, tensor):
+                weight = transform.undo(weight, configuration.values)
+        prefix = f"model.layers.{int(number)}." if number else ""
+        _add(weights, weight.renamed(f"{prefix}{stem.module}.{part}"))
+    return weights
+
+
+def _add(weights: dict[str, WeightRef], weight: WeightRef) -> None:
+    if weight.name in weights:
+        raise SchemeError(
+            weight.source,
+            f"a second tensor for {weight.name}; the first is {weights[weight.name].source}",
+            "one tensor for each parameter",
+            "convert the file again",
+        )
+    weights[weight.name] = weight
+
+
+def _tied(configuration: Configuration) -> bool:
+    return configuration.values["tie_word_embeddings"] is True
