@@ -155,6 +155,8 @@ def tensors_of(architecture: str, model: nn.Module) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for parameter, values in model.named_parameters():
         name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if parameter == "lm_head.weight":  # missing from the maps of families that tie
+            name = "output.weight"
         assert name is not None, parameter
         found[name] = _convert(architecture, name, values.numpy(), config)
     return found
@@ -201,7 +203,7 @@ def metadata_of(architecture: str, config: Any) -> dict[str, Any]:
     elif architecture != "gemma2":
         keys["rope.freq_base"] = rope["rope_theta"]
         keys["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
-    if architecture in ("qwen3", "gemma2", "gemma3"):
+    if head != config.hidden_size // config.num_attention_heads:
         keys |= {"attention.key_length": head, "attention.value_length": head}
     if architecture in ("mistral", "gemma2", "gemma3", "phi3"):
         keys["attention.sliding_window"] = config.sliding_window

@@ -132,7 +132,7 @@ class Keys:
             raise SchemeError(
                 self.where,
                 f"no metadata key {self._prefix}.{key}",
-                "the shape of the model in the metadata",
+                "the key, which has no default",
                 "convert the file again",
             )
         return default  # type: ignore[return-value]

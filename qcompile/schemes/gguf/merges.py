@@ -86,7 +86,8 @@ def _texts(pieces: Sequence[str]) -> _Texts:
 def _powers(base: int, count: int) -> _Hashes:
     powers = np.full(count, base, dtype=np.uint64)
     powers[0] = 1
-    return np.cumprod(powers, out=powers)
+    np.cumprod(powers, out=powers)
+    return powers
 
 
 def _cuts(texts: _Texts) -> tuple[_Indices, _Indices]:
@@ -94,11 +95,13 @@ def _cuts(texts: _Texts) -> tuple[_Indices, _Indices]:
     inside = (texts.data & 0xC0) != 0x80
     inside[texts.start] = False
     cut = np.flatnonzero(inside)
-    return np.searchsorted(texts.start, cut, side="right") - 1, cut
+    owner: _Indices = np.searchsorted(texts.start, cut, side="right") - 1
+    return owner, cut
 
 
 def _slot(hashes: _Hashes) -> _Indices:
-    return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+    slots: _Indices = (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+    return slots
 
 
 def _find(hashes: _Hashes, ordered: _Hashes) -> _Indices:

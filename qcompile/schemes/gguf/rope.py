@@ -52,7 +52,7 @@ def _scaling(keys: Keys) -> dict[str, object]:
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", 0.0)
     attention = keys.number("rope.scaling.attn_factor", 1.0)
-    if kind == "linear" and "rope.scaling.factor" in keys:
+    if kind == "linear":
         _need_default(keys, "rope.scaling.attn_factor", attention, 1.0)
         keys.get("rope.scaling.original_context_length")  # has no part in linear scaling
         return {"rope_type": "linear", "factor": _positive(keys, "rope.scaling.factor", factor)}
@@ -89,9 +89,10 @@ def _yarn(keys: Keys, factor: float, attention: float) -> dict[str, object]:
 def _local_global(keys: Keys, values: Mapping[str, object]) -> dict[str, object]:
     """Gemma 3: sliding layers keep an unscaled embedding with a base of their own."""
     _need_full_rotation(keys, values)
+    kind = keys.text("rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise keys.wrong("rope.scaling.type", kind, "none or linear")
     scaling = _scaling(keys)
-    if scaling["rope_type"] not in ("default", "linear"):
-        raise keys.wrong("rope.scaling.type", scaling["rope_type"], "none or linear")
     return {
         "full_attention": {"rope_theta": keys.number("rope.freq_base"), **scaling},
         "sliding_attention": {
