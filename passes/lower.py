@@ -75,7 +75,8 @@ def _drop_handles(program: Program) -> None:
     for node in list(program.graph.nodes):
         if node.op == "get_attr" and not node.users and node.target not in program.packed:
             program.graph.erase_node(node)
-            delattr(program.graph_module, str(node.target))
+            # Sites that share a weight share its handles.
+            program.graph_module._buffers.pop(str(node.target), None)
 
 
 def _left_over(node: fx.Node) -> LowerError:

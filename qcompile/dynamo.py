@@ -71,7 +71,9 @@ def _root_module() -> nn.Module:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     local = InstructionTranslator.current_tx().output.root_tx.f_locals
-    model = local.get("self")
+    # Calls that torch wraps (containers, bound methods) carry the callable as ``fn``.
+    model = local.get("self", local.get("fn"))
+    model = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     if not isinstance(model, nn.Module):
         raise CaptureError(
             'torch.compile(backend="qcompile")',

@@ -53,6 +53,10 @@ def match_embedding(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node] 
         if given.get("max_norm") is not None:
             return None
         return _named(program, given.get("weight"), given.get("input"))
+    if node.target is torch.ops.aten.index.Tensor:
+        indices = node.args[1]
+        alone = isinstance(indices, (list, tuple)) and len(indices) == 1 and _is_index(indices[0])
+        return _named(program, node.args[0], indices[0]) if alone else None  # type: ignore[index]
     if node.target is operator.getitem and _is_index(node.args[1]):
         return _named(program, node.args[0], node.args[1])
     return None

@@ -63,7 +63,7 @@ def match_linear(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, obj
     if node.target in _ADDED_PRODUCTS and not node.kwargs and len(node.args) == 3:
         found = _product(program, node.args[1:])
         bias = node.args[0]
-        return None if found is None or not _is_vector(bias) else (found[0], found[1], bias)
+        return None if found is None or _dimensions(bias) != 1 else (found[0], found[1], bias)
     return None
 
 
@@ -93,6 +93,8 @@ def transposed_weight(program: Program, node: fx.Node) -> fx.Node | None:
         return source
     if name is getattr and rest == ("T",):
         return source
+    if name is aten.numpy_T.default and _dimensions(source) == 2:
+        return source
     swaps = ("transpose", torch.transpose, aten.transpose.int, "swapaxes", torch.swapaxes)
     if name in swaps and set(_axes(rest)) == {0, 1}:
         return source
@@ -107,6 +109,6 @@ def _axes(args: tuple[object, ...]) -> tuple[int, ...]:
     return tuple(axis % 2 for axis in flat if isinstance(axis, int))  # type: ignore[union-attr]
 
 
-def _is_vector(node: object) -> bool:
+def _dimensions(node: object) -> int | None:
     value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, fx.Node) else 0
-    return isinstance(value, torch.Tensor) and value.dim() == 1
+    return value.dim() if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,34 @@
+"""The CPU backend: native kernels where a compiler is found, the reference otherwise.
+
+Comes in: sites. Goes out: kernels over the panel layout.
+Always holds: importing it compiles nothing and reads nothing of the machine.
+"""
+
+from __future__ import annotations
+
+from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout and edges
+from qcompile.backends.cpu.build import load_library
+from qcompile.backends.cpu.embedding import PanelEmbedding
+from qcompile.backends.cpu.linear import PanelLinear
+from qcompile.backends.cpu.probe import find_compiler, host_arch
+from qcompile.backends.reference import KERNELS as _REFERENCE
+from qcompile.kernel import Kernel
+from qcompile.target import Target
+
+KERNELS: tuple[Kernel, ...] = (PanelLinear(), PanelEmbedding(), *_REFERENCE)
+
+
+def default_target() -> Target:
+    """This machine."""
+    return Target("cpu", host_arch())
+
+
+def compiler() -> str:
+    """Inductor, which on a CPU needs a C++ compiler just as the kernels do."""
+    return "inductor" if find_compiler() else "eager"
+
+
+def prepare() -> None:
+    """Build and load the native kernels, unless there is no compiler."""
+    if find_compiler():
+        load_library()

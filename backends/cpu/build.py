@@ -1,0 +1,149 @@
+"""Compile the native kernels on first use and load them.
+
+Comes in: the sources in ``csrc``. Goes out: a loaded library whose ops are registered.
+Always holds: nothing is compiled at import or at install; a cache entry belongs to one set of
+sources, flags, compiler, torch and machine; a half-written entry is never loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from qcompile.backends.cpu.probe import cpu_flags, find_compiler, missing_compiler
+from qcompile.cache import cache_folder
+from qcompile.errors import LowerError
+from qcompile.observe import log
+
+_SOURCES = Path(__file__).resolve().parent / "csrc"
+# -ffp-contract=off: a multiply and an add stay two roundings unless the code says fma, so that
+# the decoded value is the one the spec defines.
+_FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
+_EXTRA = {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")}
+_BINDING = "binding.cpp"
+# The stable interface of torch 2.11, the oldest release that the project supports.
+_STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+
+
+@functools.cache
+def load_library() -> Path:
+    """Build the library unless the cache has it, and load it.
+
+    Returns:
+        the path of the loaded file.
+
+    Raises:
+        LowerError: there is no compiler, or it failed.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise _failure(missing_compiler() or "", "")
+    path = cache_folder("kernels") / f"cpu-{_key(compiler)}.so"
+    with _lock(path.with_suffix(".lock")):
+        if not path.exists():
+            _build(compiler, path)
+        try:
+            torch.ops.load_library(str(path))
+        except OSError:
+            log("weights", f"{path} does not load; building it again")
+            path.unlink()
+            _build(compiler, path)
+            torch.ops.load_library(str(path))
+    return path
+
+
+def _key(compiler: str) -> str:
+    version = _run([compiler, "--version"]).stdout.splitlines()[:1]
+    facts = [
+        *(file.name + file.read_text(encoding="utf-8") for file in sorted(_SOURCES.iterdir())),
+        *_FLAGS,
+        repr(_EXTRA),
+        _STABLE,
+        repr(version),
+        torch.__version__,
+        platform.machine(),
+        *sorted(cpu_flags()),
+    ]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
+
+
+def _build(compiler: str, path: Path) -> None:
+    root = Path(torch.__file__).resolve().parent
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        jobs = []
+        for source in sorted(_SOURCES.glob("*.cpp")):
+            extra = _EXTRA.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+            if source.name == _BINDING:
+                extra = (_STABLE, f"-I{root / 'include'}")
+            command = [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]
+            jobs.append(
+                (
+                    command,
+                    subprocess.Popen(
+                        command,
+                        cwd=folder,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    ),
+                )
+            )
+        for command, job in jobs:
+            output, _ = job.communicate()
+            if job.returncode:
+                raise _failure(f"the compiler failed: {' '.join(command)}", output)
+        objects = [f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))]
+        link = [
+            compiler,
+            "-shared",
+            *objects,
+            f"-L{root / 'lib'}",
+            "-ltorch",
+            "-ltorch_cpu",
+            "-lc10",
+            "-o",
+            "out.so",
+        ]
+        linked = _run(link, folder)
+        if linked.returncode:
+            raise _failure(f"the linker failed: {' '.join(link)}", linked.stderr)
+        os.replace(Path(folder, "out.so"), path)
+
+
+def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _failure(found: str, output: str) -> LowerError:
+    return LowerError(
+        "native CPU kernels",
+        found,
+        "a C++17 compiler that accepts the sources",
+        "install g++, or set QCOMPILE_CXX=none to run the reference kernels",
+        reasons=output.splitlines()[:12],
+    )
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process build at a time; the others find its result."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: the rename is still atomic
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

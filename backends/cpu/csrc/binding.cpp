@@ -1,0 +1,173 @@
+// The ops, over torch's stable ABI: one binary serves several torch releases.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "panel.h"
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+namespace {
+
+const qc::Kernels* choose() {
+  const char* asked = std::getenv("QCOMPILE_CPU_ISA");
+  if (asked && !std::strcmp(asked, "generic")) return qc::kernels_generic();
+#if defined(__x86_64__)
+  if (qc::kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c")) {
+    return qc::kernels_avx2();
+  }
+#endif
+  return qc::kernels_generic();
+}
+
+const qc::Kernels& kernels() {
+  static const qc::Kernels* chosen = choose();
+  return *chosen;
+}
+
+qc::Number number_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return qc::F32;
+    case ScalarType::Half: return qc::F16;
+    case ScalarType::BFloat16: return qc::BF16;
+    default: STD_TORCH_CHECK(false, "qcompile_cpu: activations must be float32, float16 or bfloat16");
+  }
+}
+
+// The float32 rows of x, padded so that every group starts at a multiple of UNIT columns.
+struct Prepared {
+  std::vector<float> x, sums;
+  const float* rows = nullptr;
+  int64_t stride = 0;
+};
+
+void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared& out) {
+  qc::Number type = number_of(x);
+  const void* data = x.data_ptr();
+  int64_t padded = (w.k + qc::UNIT - 1) / qc::UNIT * qc::UNIT, groups = w.groups();
+  if (type == qc::F32 && padded == w.k) {
+    out.rows = static_cast<const float*>(data);
+  } else {
+    out.x.assign(static_cast<size_t>(m * padded), 0.f);
+    for (int64_t r = 0; r < m; r++) {
+      for (int64_t c = 0; c < w.k; c++) out.x[r * padded + c] = qc::to_float(data, r * w.k + c, type);
+    }
+    out.rows = out.x.data();
+  }
+  out.stride = padded;
+  if (!few || (w.form != qc::ZERO && w.form != qc::OFFSET)) return;
+  out.sums.resize(static_cast<size_t>(m * groups));
+  for (int64_t r = 0; r < m; r++) {
+    for (int64_t g = 0; g < groups; g++) {
+      const float* from = out.rows + r * padded + g * w.group;
+      float sum = 0;
+      for (int64_t c = 0; c < w.columns(g); c++) sum += from[c];
+      out.sums[r * groups + g] = sum;
+    }
+  }
+}
+
+qc::Weight weight_of(const Tensor& blob, const Tensor& table, int64_t n, int64_t k, int64_t bits,
+                     int64_t group, int64_t form, int64_t scale) {
+  qc::Weight w{static_cast<const uint8_t*>(blob.data_ptr()),
+               static_cast<const int8_t*>(table.data_ptr()),
+               n, k, group, static_cast<int>(bits), static_cast<qc::Form>(form),
+               static_cast<qc::Number>(scale)};
+  STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1, "qcompile_cpu: unknown width or group");
+  STD_TORCH_CHECK(blob.numel() == w.panels() * w.panel_bytes(),
+                  "qcompile_cpu: the blob does not have the bytes of its shape");
+  return w;
+}
+
+Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table,
+                    const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t bits,
+                    int64_t group, int64_t form, int64_t scale) {
+  qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
+  Tensor x = torch::stable::contiguous(given);
+  auto sizes = x.sizes();
+  STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == k,
+                  "qcompile_cpu: x has not the columns of the weight");
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = n;
+  Tensor y = torch::stable::new_empty(x, shape);
+  int64_t m = x.numel() / k;
+  if (m == 0) return y;
+  std::vector<float> bias_values;
+  if (bias.has_value()) {
+    Tensor values = torch::stable::contiguous(*bias);
+    STD_TORCH_CHECK(values.numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
+    qc::Number type = number_of(values);
+    for (int64_t i = 0; i < n; i++) bias_values.push_back(qc::to_float(values.data_ptr(), i, type));
+  }
+  bool few = m <= 4;
+  Prepared prepared;
+  prepare(w, x, m, few, prepared);
+  qc::Rows rows{prepared.rows, prepared.sums.data(), m, prepared.stride};
+  qc::Output out{y.data_ptr(), bias.has_value() ? bias_values.data() : nullptr, number_of(x)};
+  auto run = few ? kernels().few : kernels().many;
+  torch::stable::parallel_for(0, w.panels(), 4, [&](int64_t begin, int64_t end) {
+    run(w, rows, out, begin, end);
+  });
+  return y;
+}
+
+Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& table, int64_t n,
+                       int64_t k, int64_t bits, int64_t group, int64_t form, int64_t scale,
+                       ScalarType dtype) {
+  qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
+  Tensor ids = torch::stable::contiguous(given);
+  auto sizes = ids.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.push_back(k);
+  Tensor y = torch::stable::new_empty(ids, shape, dtype);
+  qc::Number type = number_of(y);
+  int64_t count = ids.numel();
+  bool wide = ids.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(wide || ids.scalar_type() == ScalarType::Int,
+                  "qcompile_cpu: ids must be int32 or int64");
+  auto id = [&](int64_t i) -> int64_t {
+    return wide ? static_cast<const int64_t*>(ids.data_ptr())[i]
+                : static_cast<const int32_t*>(ids.data_ptr())[i];
+  };
+  for (int64_t i = 0; i < count; i++) {
+    STD_TORCH_CHECK(id(i) >= 0 && id(i) < n, "qcompile_cpu: id ", id(i), " is outside 0..", n - 1);
+  }
+  torch::stable::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(k));
+    for (int64_t i = begin; i < end; i++) {
+      qc::decode_row(w, id(i), row.data());
+      for (int64_t c = 0; c < k; c++) qc::from_float(y.data_ptr(), i * k + c, type, row[c]);
+    }
+  });
+  return y;
+}
+
+Tensor panel_pack(const Tensor& codes, const Tensor& scale, const std::optional<Tensor>& extra,
+                  int64_t bits, int64_t group, int64_t form) {
+  int64_t n = codes.size(0), k = codes.size(1);
+  qc::Weight w{nullptr, nullptr, n, k, group, static_cast<int>(bits), static_cast<qc::Form>(form),
+               scale.scalar_type() == ScalarType::Half ? qc::F16 : qc::F32};
+  Tensor blob = torch::stable::new_empty(codes, {w.panels(), w.panel_bytes()});
+  const float* more = extra.has_value() ? static_cast<const float*>(extra->data_ptr()) : nullptr;
+  torch::stable::parallel_for(0, w.panels(), 1, [&](int64_t begin, int64_t end) {
+    qc::pack(w, static_cast<const uint8_t*>(codes.data_ptr()), scale.data_ptr(), more,
+             static_cast<uint8_t*>(blob.data_ptr()), begin, end);
+  });
+  return blob;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
+  m.impl("panel_linear", TORCH_BOX(&panel_linear));
+  m.impl("panel_embedding", TORCH_BOX(&panel_embedding));
+  m.impl("panel_pack", TORCH_BOX(&panel_pack));
+}

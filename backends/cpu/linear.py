@@ -1,0 +1,75 @@
+"""``cpu.panel_linear``: float32 sums over packed panels.
+
+Comes in: activations of any leading shape. Goes out: ``x @ w.T + bias`` in the activation's dtype.
+Always holds: weights are decoded in registers or in a tile that stays in the first-level cache; the
+numerics are *exact*: float activations, float32 accumulation, one rounding at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from qcompile.backends.cpu.panel import NAME, arguments, unfit
+from qcompile.backends.cpu.probe import missing_compiler
+from qcompile.kernel import Accept, Reject, Tolerance
+from qcompile.layout import QuantizedTensor
+from qcompile.site import Site
+from qcompile.target import Target
+
+
+def judge(site: Site, target: Target) -> Accept | Reject:
+    """What every kernel over panels answers."""
+    if target.kind != "cpu":
+        return Reject(f"runs on a CPU; the target is {target}")
+    weight = site.weight
+    if len(weight.shape) != 2:
+        return Reject(f"a weight of {len(weight.shape)} dimensions; panels hold matrices")
+    reason = unfit(weight.spec, weight.shape[1]) or missing_compiler()
+    if reason:
+        return Reject(reason)
+    return Accept(float(weight.nbytes), f"exact: float32 sums over {weight.spec}")
+
+
+@dataclass(frozen=True)
+class PanelLinear:
+    """See the module's text."""
+
+    name: str = "cpu.panel_linear"
+    kind: str = "linear"
+    layout: str | None = NAME
+    tolerance: Tolerance = Tolerance(2e-6, "sums are taken by group, then over groups, in float32")
+
+    def accepts(self, site: Site, target: Target) -> Accept | Reject:
+        """Affine and lookup weights whose groups are multiples of 8 columns."""
+        return judge(site, target)
+
+    def emit(
+        self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
+    ) -> fx.Node:
+        """One call for the product and the bias."""
+        bias = node.args[3] if len(node.args) > 3 else None
+        return graph.call_function(
+            torch.ops.qcompile_cpu.panel_linear.default,
+            (node.args[0], *parts, bias, *arguments(weight.spec, weight.shape)),
+        )
+
+
+@torch.library.register_fake("qcompile_cpu::panel_linear")
+def _shape(
+    x: torch.Tensor,
+    blob: torch.Tensor,
+    table: torch.Tensor,
+    bias: torch.Tensor | None,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    form: int,
+    scale: int,
+) -> torch.Tensor:
+    torch._check(x.shape[-1] == k, lambda: f"panel_linear: x has {x.shape[-1]} columns, w {k}")
+    return x.new_empty((*x.shape[:-1], n))

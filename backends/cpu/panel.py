@@ -1,0 +1,178 @@
+"""The layout ``cpu.panel``, its ops, and the edges that lead to it.
+
+A panel is 16 output rows interleaved: one SIMD lane is one row. ``csrc/panel.h`` says where each
+bit lies; the decoder below says it again in torch and is what the conformance tests read.
+
+``blob`` uint8 ``[ceil(N / 16), panel bytes]``; ``table`` int8 ``[16]``, the values of a lookup
+spec, zeros otherwise. A panel is, for each group: 16 scales (f16 or f32), 16 zeros or offsets
+(f32, forms *zero* and *offset* only), then for each 8 columns ``bits`` vectors of 16 bytes.
+
+Eight rows of zeros and a first row ``0..7`` in 4 bits: the low nibble of vector ``j`` is column
+``j``, the high nibble column ``j + 4``.
+
+>>> import torch
+>>> from qcompile.spec import AffineSpec
+>>> spec = AffineSpec(bits=4, group=8, form="symmetric", scale=torch.float32)
+>>> unit = torch.zeros(4, 16, dtype=torch.uint8)
+>>> unit[:, 0] = torch.tensor([0x40, 0x51, 0x62, 0x73])
+>>> scales = torch.zeros(16); scales[0] = 0.5
+>>> blob = torch.cat([scales.view(torch.uint8), unit.flatten()])[None]
+>>> w = QuantizedTensor(spec, "cpu.panel", (1, 8), {
+...     "blob": blob, "table": torch.zeros(16, dtype=torch.int8)})
+>>> w.dequantize().tolist()
+[[-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from qcompile.backends.cpu.build import load_library
+from qcompile.edge import Edge, register_edge
+from qcompile.errors import LayoutError
+from qcompile.layout import Field, Layout, QuantizedTensor, Shape, register_layout
+from qcompile.spec import AffineSpec, LookupSpec, Spec
+
+NAME = "cpu.panel"
+ROWS, UNIT = 16, 8
+_FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
+_LOOKUP = 3
+
+_library = torch.library.Library("qcompile_cpu", "DEF")
+_SHAPE = "int n, int k, int bits, int group, int form, int scale"
+for _schema in (
+    f"panel_linear(Tensor x, Tensor blob, Tensor table, Tensor? bias, {_SHAPE}) -> Tensor",
+    f"panel_embedding(Tensor ids, Tensor blob, Tensor table, {_SHAPE}, ScalarType dtype) -> Tensor",
+    "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int bits, int group, int form)"
+    " -> Tensor",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def form_of(spec: AffineSpec | LookupSpec) -> int:
+    """The number of a spec's formula in the native code."""
+    return _LOOKUP if isinstance(spec, LookupSpec) else _FORMS[spec.form]
+
+
+def arguments(spec: Spec, shape: Shape) -> tuple[int, int, int, int, int, int]:
+    """``n, k, bits, group, form, scale`` as the ops take them."""
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    n, k = shape
+    return n, k, spec.bits, min(spec.group, k), form_of(spec), int(spec.scale == torch.float16)
+
+
+def unfit(spec: Spec, columns: int | None = None) -> str | None:
+    """Why a spec cannot be stored as panels, or None when it can."""
+    if not isinstance(spec, (AffineSpec, LookupSpec)):
+        return f"spec {spec} is neither affine nor a lookup"
+    if isinstance(spec, AffineSpec) and spec.order != "sequential":
+        return "columns of a panel belong to groups in order; this weight has its own group index"
+    if spec.scale not in (torch.float16, torch.float32):
+        return f"scales must be float16 or float32, not {spec.scale}"
+    if not 1 <= spec.bits <= (4 if isinstance(spec, LookupSpec) else 8):
+        return f"{spec.bits} bits; panels hold 1 to 8, and 4 at most with a table"
+    if spec.group % UNIT and (columns is None or spec.group < columns):
+        return f"a group of {spec.group} columns is not a multiple of {UNIT}"
+    return None
+
+
+def _head(spec: AffineSpec | LookupSpec) -> int:
+    extra = 4 if form_of(spec) in (1, 2) else 0
+    return ROWS * (spec.scale.itemsize + extra)
+
+
+def _group_columns(spec: AffineSpec | LookupSpec, k: int) -> Iterator[int]:
+    for start in range(0, k, spec.group):
+        yield min(spec.group, k - start)
+
+
+def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
+    n, k = shape
+    reason = unfit(spec, k)
+    if reason:
+        raise LayoutError(f"layout {NAME}", reason, "a spec that fits", "choose another kernel")
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    full, rest = divmod(k, spec.group)
+    each = _head(spec) + -(-spec.group // UNIT) * ROWS * spec.bits
+    last = _head(spec) + -(-rest // UNIT) * ROWS * spec.bits if rest else 0
+    blob = Field("blob", torch.uint8, (-(-n // ROWS), full * each + last), rows=ROWS)
+    return blob, Field("table", torch.int8, (16,), rows=0)
+
+
+def _decode(weight: QuantizedTensor) -> torch.Tensor:
+    spec, (n, k), blob = weight.spec, weight.shape, weight.parts["blob"]
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    out, at = [], 0
+    for columns in _group_columns(spec, k):
+        head, size = blob[:, at : at + _head(spec)], -(-columns // UNIT) * ROWS * spec.bits
+        body = blob[:, at + _head(spec) : at + _head(spec) + size]
+        codes = _codes(body.reshape(len(blob), -1, spec.bits, ROWS), spec.bits)
+        out.append(_values(codes, head, weight)[:, :columns])
+        at += _head(spec) + size
+    return torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
+
+
+def _codes(units: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes ``[panel, column, row]`` of units ``[panel, unit, vector, row]``."""
+    codes = torch.zeros(*units.shape[:2], UNIT, ROWS, dtype=torch.int32)
+    vector = shift = 0
+    for width in (8, 4, 2, 1):
+        if not bits & width:
+            continue
+        plane = units[:, :, vector : vector + width].to(torch.int32)
+        fields = [plane >> (width * f) & ((1 << width) - 1) for f in range(UNIT // width)]
+        codes |= torch.cat(fields, 2) << shift
+        vector, shift = vector + width, shift + width
+    return codes.flatten(1, 2)
+
+
+def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor:
+    spec = weight.spec
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    size = ROWS * spec.scale.itemsize
+    scale = head[:, :size].contiguous().view(spec.scale).float()[:, None]
+    if isinstance(spec, LookupSpec):
+        return scale * weight.parts["table"].float()[codes.long()]
+    if spec.form == "symmetric":
+        # Eight bits are stored signed.
+        middle = 1 << (spec.bits - 1)
+        return scale * ((codes ^ middle if spec.bits == 8 else codes) - middle).float()
+    extra = head[:, size:].contiguous().view(torch.float32)[:, None]
+    if spec.form == "zero":
+        return scale * (codes.float() - extra)
+    return scale * codes.float() + extra
+
+
+def _target(spec: Spec) -> Spec | None:
+    if isinstance(spec, (AffineSpec, LookupSpec)) and spec.scale == torch.bfloat16:
+        spec = replace(spec, scale=torch.float32)  # wider, hence exact
+    return None if unfit(spec, columns=0) else spec
+
+
+def _pack(weight: QuantizedTensor) -> QuantizedTensor:
+    spec = _target(weight.spec)
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    load_library()
+    extra = None
+    if form_of(spec) in (1, 2):
+        extra = weight.parts["zero" if form_of(spec) == 1 else "offset"].float().contiguous()
+    group = min(spec.group, weight.shape[1])
+    blob = torch.ops.qcompile_cpu.panel_pack(
+        weight.parts["codes"].contiguous(),
+        weight.parts["scale"].to(spec.scale).contiguous(),
+        extra,
+        spec.bits,
+        group,
+        form_of(spec),
+    )
+    table = torch.zeros(16, dtype=torch.int8)
+    if isinstance(spec, LookupSpec):
+        table[: len(spec.table)] = torch.tensor(spec.table, dtype=torch.int8)
+    return QuantizedTensor(spec, NAME, weight.shape, {"blob": blob, "table": table})
+
+
+PANEL = register_layout(Layout(NAME, _fields, _decode))
+EDGES = tuple(register_edge(Edge(source, NAME, _target, _pack)) for source in ("affine", "lookup"))

@@ -1,0 +1,61 @@
+"""What this machine has. The only file of the backend that asks.
+
+``QCOMPILE_CXX`` names the compiler, or ``none`` to do without; ``QCOMPILE_CPU_ISA=generic`` runs
+the portable kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+from pathlib import Path
+
+_COMPILERS = ("g++", "c++", "clang++")
+
+
+def find_compiler() -> str | None:
+    """Path of a C++ compiler, or None."""
+    named = os.environ.get("QCOMPILE_CXX") or os.environ.get("CXX")
+    if named == "none":
+        return None
+    candidates = (named,) if named else _COMPILERS
+    return next((found for name in candidates if (found := shutil.which(name))), None)
+
+
+def missing_compiler() -> str | None:
+    """Why native kernels cannot be built here, or None when they can."""
+    if find_compiler():
+        return None
+    tried = os.environ.get("QCOMPILE_CXX") or os.environ.get("CXX") or ", ".join(_COMPILERS)
+    return f"no C++ compiler was found (tried {tried}); install one or set QCOMPILE_CXX"
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Feature names that the operating system reports; empty where it reports none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def host_arch() -> str:
+    """The architecture of ``Target`` that describes this machine."""
+    if platform.machine() in ("arm64", "aarch64"):
+        return "neon"
+    flags = cpu_flags()
+    if os.environ.get("QCOMPILE_CPU_ISA") == "generic":
+        return "generic"
+    if {"amx_int8", "amx_bf16"} <= flags:
+        return "amx"
+    if "avx512_vnni" in flags:
+        return "avx512_vnni"
+    if "avx512f" in flags:
+        return "avx512"
+    return "avx2" if {"avx2", "fma", "f16c"} <= flags else "generic"

@@ -1,0 +1,52 @@
+"""GGUF checkpoints that other tools wrote: weights bit for bit, logits against float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.zoo import digest, entries, relative_l2, zoo_entry
+
+import qcompile
+from qcompile.errors import SchemeError
+
+KNOWN = ("gguf-iq4_xs", "gguf-mxfp4-mixed", "gguf-potpourri", "gguf-q2_k", "gguf-q4_k_m")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_weights_are_bit_equal(name: str) -> None:
+    entry = zoo_entry(name, "gguf", "dense")
+    checkpoint = qcompile.open(entry.path)
+    for tensor, facts in entry.facts["weights"].items():
+        weight = checkpoint.dequantize(tensor)
+        assert list(weight.shape) == facts["shape"]
+        assert digest(weight) == facts["sha256"], tensor
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_logits_agree_with_the_exact_model(name: str) -> None:
+    entry = zoo_entry(name, "gguf", "dense")
+    model, _ = qcompile.load(entry.path, emitter="eager", verify=True)
+    for length in ("128", "16"):
+        ids = torch.tensor([entry.sequences[length]])
+        logits = model(ids).logits[0, -16:]
+        expected = torch.from_numpy(entry.references[f"exact_logits_{length}"])
+        assert relative_l2(logits, expected) < 1e-5
+    assert model.qcompile.compiles == 1
+
+
+def test_loss_on_the_text_is_as_stored() -> None:
+    entry = zoo_entry("gguf-q2_k", "gguf", "dense")
+    model, _ = qcompile.load(entry.path, emitter="eager")
+    for length in ("128", "16"):
+        ids = torch.tensor([entry.sequences[length]])
+        logits = model(ids).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:])
+        assert loss.item() == pytest.approx(entry.facts["exact_loss"][f"loss_{length}"], rel=1e-5)
+
+
+def test_an_architecture_that_is_not_known_is_named() -> None:
+    entry = entries("gguf", "moe").get("moe-gguf-q4_k_m")
+    if entry is None:
+        pytest.skip("the mixture-of-experts file needs the checkpoint zoo at ../shared/zoo")
+    with pytest.raises(SchemeError, match=r"qwen3moe[\s\S]*llama"):
+        qcompile.load(entry.path)
