@@ -18,6 +18,7 @@ from torch import nn
 
 from qcompile import backends, schemes
 from qcompile.backends import Backend
+from qcompile.binding import check_identity
 from qcompile.capture import parameter_names
 from qcompile.emit import emitter_of
 from qcompile.errors import OptionError, SchemeError, nearest
@@ -86,7 +87,7 @@ def plan(
     target, backend = _backend(device)
     if isinstance(model, nn.Module):
         opened = schemes.open_checkpoint(_needed(checkpoint), scheme)
-        catalogue = opened.catalogue(_shapes(model))
+        catalogue = _catalogue(opened, model, ())
         sites: list[Site] = module_sites(model, catalogue)
         floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     else:
@@ -314,7 +315,9 @@ def _catalogue(
                 "a parameter with values",
                 "leave it out of keep, or give it values first",
             )
-    return opened.catalogue({name: shape for name, shape in shapes.items() if name not in kept})
+    catalogue = opened.catalogue(shapes, kept)
+    check_identity(model, catalogue, str(opened.path), kept)
+    return catalogue
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -4,8 +4,8 @@ Comes in: a graph from dynamo. Goes out: what dynamo calls instead.
 Always holds: a graph whose weights are constants is guarded by the identity of every parameter it
 replaced. Without those guards dynamo would reuse it for another module and answer wrongly.
 
-The private names used here (``install_guard``, the frame's locals, erasing placeholders in place) are
-covered by ``tests/test_dynamo.py``, which fails when a torch release changes them.
+The private contracts used here (``install_guard``, the frame's locals, placeholders erased in
+place) are covered by ``tests/test_dynamo.py``, which fails when a torch release changes them.
 """
 
 from __future__ import annotations

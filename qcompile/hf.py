@@ -1,7 +1,6 @@
 """Hugging Face models without their weights.
 
-Comes in: a configuration, or a GGUF file. Goes out: the model with its parameters on the meta
-device, and what belongs to it.
+Comes in: a configuration. Goes out: the model with its parameters on the meta device.
 Always holds: transformers is imported only when a model is asked for; buffers, which no checkpoint
 holds, have their values; parameters have none.
 """
@@ -9,19 +8,15 @@ holds, have their values; parameters have none.
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from qcompile.binding import check_identity
 from qcompile.errors import OptionError, SchemeError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerFast
-
-    from qcompile.weight import WeightRef
+    from transformers import PretrainedConfig
 
 # Attribute of a configuration: numbers that divide the frequencies of its rotary embedding, one for
 # each pair of columns. A checkpoint may have these numbers without the formula behind them.
@@ -65,39 +60,6 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
     if divisors is not None:
         _divide_frequencies(model, divisors)
     return model.eval().requires_grad_(False)
-
-
-def load_gguf(
-    path: str | os.PathLike[str], dtype: torch.dtype
-) -> tuple[nn.Module, PreTrainedTokenizerFast, dict[str, WeightRef]]:
-    """The model a GGUF file describes, without its weights.
-
-    Args:
-        path: the file, a shard of it, or its folder.
-        dtype: dtype of the parameters.
-
-    Returns:
-        the skeleton, the tokenizer, and the weights by parameter name. The weights view the file,
-        which stays open as long as they are used.
-
-    Raises:
-        SchemeError: the file is damaged, unknown, or does not describe its model completely.
-        OptionError: transformers or accelerate is not installed.
-    """
-    from qcompile.schemes.gguf.config import build_config, build_generation_config
-    from qcompile.schemes.gguf.model import catalogue
-    from qcompile.schemes.gguf.reader import GGUFFile
-    from qcompile.schemes.gguf.tokenizer import build_tokenizer
-
-    file = GGUFFile.open(path)
-    config = build_config(file)
-    tokenizer = build_tokenizer(file.metadata, str(file.path))
-    model = build_skeleton(config, dtype)
-    model.generation_config = build_generation_config(file)
-    shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
-    weights = catalogue(file, shapes)
-    check_identity(model, weights, str(file.path))
-    return model, tokenizer, weights
 
 
 def _divide_frequencies(model: nn.Module, divisors: list[float]) -> None:

@@ -7,7 +7,8 @@ import torch
 from support.gguf_writer import tiny_model, write_model
 
 from qcompile.errors import OptionError, SchemeError
-from qcompile.hf import build_skeleton, load_gguf, need_transformers
+from qcompile.hf import build_skeleton, need_transformers
+from qcompile.schemes import open_checkpoint
 
 TOKENS = {
     "tokenizer.ggml.model": "gpt2",
@@ -47,11 +48,14 @@ def test_an_untied_skeleton_has_two_matrices() -> None:
 def test_a_file_gives_model_tokenizer_and_weights(tmp_path: Path) -> None:
     source = tiny_model("qwen2", tie_word_embeddings=True)
     path = write_model(tmp_path / "m.gguf", "qwen2", source, metadata=TOKENS)
-    model, tokenizer, weights = load_gguf(path, torch.bfloat16)
+    checkpoint = open_checkpoint(path)
+    model, tokenizer = checkpoint.build(torch.bfloat16)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    weights = checkpoint.catalogue(shapes)
     assert set(weights) == {name for name, _ in source.named_parameters()}
     assert model.generation_config.eos_token_id == [2, 7]  # type: ignore[union-attr]
-    assert tokenizer.eos_token == "<2>"
-    assert tokenizer.tokenize("ab") == ["ab"]
+    assert tokenizer.eos_token == "<2>"  # type: ignore[attr-defined]
+    assert tokenizer.tokenize("ab") == ["ab"]  # type: ignore[attr-defined]
     for name, values in source.named_parameters():
         assert torch.equal(weights[name].dequantize(), values)
 
@@ -59,7 +63,7 @@ def test_a_file_gives_model_tokenizer_and_weights(tmp_path: Path) -> None:
 def test_a_file_without_tokenizer_is_refused(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "qwen2", tiny_model("qwen2"))
     with pytest.raises(SchemeError, match=r"tokenizer\.ggml\.model is None"):
-        load_gguf(path, torch.float32)
+        open_checkpoint(path).build(torch.float32)
 
 
 @pytest.mark.parametrize("missing", ["transformers", "accelerate"])

@@ -8,7 +8,7 @@ nothing of devices; schemes of other packages come by the entry point group ``qc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
@@ -55,8 +55,14 @@ class Checkpoint(Protocol):
     def floats(self) -> list[WeightRef]:
         """The tensors stored as plain numbers, under the model's names."""
 
-    def catalogue(self, parameters: Mapping[str, Shape]) -> Mapping[str, WeightRef]:
+    def catalogue(
+        self, parameters: Mapping[str, Shape], kept: Collection[str] = ()
+    ) -> Mapping[str, WeightRef]:
         """Weights by the model's parameter names, each bound exactly once.
+
+        Args:
+            parameters: names and shapes; a tied parameter stands under each of its names.
+            kept: parameters that stay as the module has them, whether or not there is a tensor.
 
         Raises:
             SchemeError: a parameter or a tensor is left over, or shapes differ.

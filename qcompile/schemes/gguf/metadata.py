@@ -185,6 +185,10 @@ class Metadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._spans)
 
+    def forget(self) -> None:
+        """Drop the decoded values; a vocabulary is tens of megabytes of small texts."""
+        self._values.clear()
+
     def count(self, key: str) -> int | None:
         """Elements of the array under ``key`` without decoding it, None when it is no array."""
         span = self._spans[key]

@@ -12,7 +12,7 @@ its own, even where the model's family usually ties.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from qcompile.binding import bind
 from qcompile.errors import SchemeError
@@ -36,7 +36,9 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _HEAD, _TIED_TO = f"{OUTPUT.module}.weight", f"{EMBEDDING.module}.weight"
 
 
-def catalogue(file: GGUFFile, parameters: Mapping[str, Shape]) -> dict[str, WeightRef]:
+def catalogue(
+    file: GGUFFile, parameters: Mapping[str, Shape], kept: Collection[str] = ()
+) -> dict[str, WeightRef]:
     """Weights by parameter name.
 
     A module whose parameter names are the file's own tensor names is bound verbatim, rows as
@@ -45,6 +47,7 @@ def catalogue(file: GGUFFile, parameters: Mapping[str, Shape]) -> dict[str, Weig
     Args:
         file: an open file.
         parameters: names and shapes of all parameters of the model, a tied one under each name.
+        kept: parameters that need no tensor and ignore the one they may have.
 
     Returns:
         weights by parameter name; a tied head is left out, its other name carries the weight.
@@ -54,11 +57,14 @@ def catalogue(file: GGUFFile, parameters: Mapping[str, Shape]) -> dict[str, Weig
             parameter, or a shape that differs.
     """
     where = str(file.path)
-    if parameters and all(name in file.tensors for name in parameters):
-        return bind(parameters, {name: file.weight(name) for name in file.tensors}, where)
+    wanted = {name: shape for name, shape in parameters.items() if name not in kept}
+    if wanted and all(name in file.tensors for name in wanted):
+        weights = {name: file.weight(name) for name in file.tensors if name not in kept}
+        return bind(wanted, weights, where)
     configuration = read_configuration(file)
     aliases = {_HEAD: _TIED_TO} if _tied(configuration) else {}
-    return bind(parameters, _renamed(file, configuration), where, aliases)
+    weights = _renamed(file, configuration)
+    return bind(wanted, {n: w for n, w in weights.items() if n not in kept}, where, aliases)
 
 
 def model_weights(

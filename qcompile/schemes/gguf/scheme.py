@@ -7,7 +7,7 @@ model's names only in ``catalogue`` and ``sites``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from qcompile.layout import Shape
 from qcompile.schemes.gguf import edges as _edges  # noqa: F401 - registers the edges
 from qcompile.schemes.gguf.model import catalogue, model_sites, model_weights
 from qcompile.schemes.gguf.reader import GGUFFile
+from qcompile.schemes.gguf.values import read_configuration
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.weight import WeightRef
@@ -50,8 +51,8 @@ class GGUFCheckpoint:
         return self.file.metadata
 
     def notes(self) -> tuple[str, ...]:
-        """Nothing is passed over: keys that change the model are read or refused."""
-        return ()
+        """Metadata keys that do not matter here; keys that change the model are read or refused."""
+        return read_configuration(self.file).ignored
 
     def sites(self) -> list[Site]:
         """The sites of the model the file describes."""
@@ -61,15 +62,23 @@ class GGUFCheckpoint:
         """The tensors stored as plain numbers, under the model's names."""
         return [w for w in model_weights(self.file).values() if not is_quantized(w.spec)]
 
-    def catalogue(self, parameters: Mapping[str, Shape]) -> Mapping[str, WeightRef]:
+    def catalogue(
+        self, parameters: Mapping[str, Shape], kept: Collection[str] = ()
+    ) -> Mapping[str, WeightRef]:
         """Weights by the model's parameter names, each bound exactly once."""
-        return catalogue(self.file, parameters)
+        return catalogue(self.file, parameters, kept)
 
     def build(self, dtype: torch.dtype) -> tuple[nn.Module, object]:
         """The Hugging Face model on the meta device and its tokenizer."""
-        from qcompile.hf import load_gguf
+        from qcompile.hf import build_skeleton
+        from qcompile.schemes.gguf.config import build_config, build_generation_config
+        from qcompile.schemes.gguf.tokenizer import build_tokenizer
 
-        model, tokenizer, _ = load_gguf(self.path, dtype)
+        config = build_config(self.file)
+        tokenizer = build_tokenizer(self.file.metadata, str(self.path))
+        self.file.metadata.forget()
+        model = build_skeleton(config, dtype)
+        model.generation_config = build_generation_config(self.file)  # type: ignore[assignment]
         return model, tokenizer
 
 
