@@ -7,9 +7,10 @@ fails leaves the user's module as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from qcompile.backends import Backend
 from qcompile.binding import check_identity
 from qcompile.capture import parameter_names
 from qcompile.emit import emitter_of
-from qcompile.errors import OptionError, SchemeError, nearest
+from qcompile.errors import OptionError, QCompileError, SchemeError, nearest
 from qcompile.modules import install_weights, module_sites
 from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.plans import Plan
@@ -57,7 +58,7 @@ def plan(
     model: str | Path | nn.Module,
     device: str = "cpu",
     scheme: str = "auto",
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     on_unsupported: Policy = "error",
     emitter: str | None = None,
 ) -> Plan:
@@ -86,7 +87,7 @@ def plan(
         )
     target, backend = _backend(device)
     if isinstance(model, nn.Module):
-        opened = schemes.open_checkpoint(_needed(checkpoint), scheme)
+        opened = _opened(checkpoint, scheme)
         catalogue = _catalogue(opened, model, ())
         sites: list[Site] = module_sites(model, catalogue)
         floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
@@ -100,7 +101,7 @@ def optimize(
     model: Model,
     scheme: str = "auto",
     device: str = "cpu",
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     dtype: torch.dtype | None = None,
     emulate: bool = False,
     verify: bool = False,
@@ -122,7 +123,7 @@ def optimize(
         model: any module whose parameters may be on the meta device.
         scheme: the checkpoint's scheme, or ``auto``.
         device: where it runs: ``cpu``, ``cuda``, ``npu``, optionally with an architecture.
-        checkpoint: the file or folder with the weights.
+        checkpoint: the file or folder with the weights, or what ``qcompile.open`` returned.
         dtype: dtype of activations and of float parameters; None keeps the module's.
         emulate: run on the CPU what was lowered for another device, where the backend can.
         verify: compare every site's kernel with the reference on the stored bytes first.
@@ -190,7 +191,7 @@ def load(
         model,
         checkpoint.scheme,
         device,
-        checkpoint.path,
+        checkpoint,
         dtype,
         emulate,
         verify,
@@ -206,7 +207,7 @@ def session_for(
     *,
     scheme: str = "auto",
     device: str = "cpu",
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     dtype: torch.dtype | None = None,
     emulate: bool = False,
     on_unsupported: Policy = "error",
@@ -231,7 +232,7 @@ def session_for(
             "a backend that emulates its operators",
             "leave emulate out",
         )
-    opened = schemes.open_checkpoint(_needed(checkpoint), scheme)
+    opened = _opened(checkpoint, scheme)
     catalogue = _catalogue(opened, model, tuple(keep))
     floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     activations = dtype or _float_dtype(model)
@@ -290,7 +291,7 @@ def _same_target(target: Target, device: str) -> bool:
     return asked.kind == target.kind and asked.arch in (None, target.arch)
 
 
-def _needed(checkpoint: str | Path | None) -> str | Path:
+def _opened(checkpoint: str | Path | Checkpoint | None, scheme: str) -> Checkpoint:
     if checkpoint is None:
         raise OptionError(
             "checkpoint=None",
@@ -298,6 +299,8 @@ def _needed(checkpoint: str | Path | None) -> str | Path:
             "the checkpoint's path",
             'pass checkpoint="model.gguf"',
         )
+    if isinstance(checkpoint, (str, Path)):
+        return schemes.open_checkpoint(checkpoint, scheme)
     return checkpoint
 
 
@@ -334,31 +337,35 @@ def _float_dtype(model: nn.Module) -> torch.dtype:
 
 def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:
     """Compile ``forward`` in place, so that callers, hooks and ``generate`` all run it."""
-    from torch._dynamo import config
-    from torch._dynamo.exc import BackendCompilerFailed
-
-    from qcompile.errors import QCompileError
-    from qcompile.pipeline import compile_graph
-
-    def backend(graph_module: Any, inputs: Any) -> Callable[..., Any]:
-        return compile_graph(graph_module, inputs, session)
-
     original = model.forward
-    compiled = torch.compile(original, backend=backend, dynamic=True, fullgraph=fullgraph)
+
+    @functools.cache
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        # On the first call: dynamo takes a second to import, which loading need not wait for.
+        from qcompile.dynamo import compile_forward
+
+        return compile_forward(original, session, fullgraph)
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        try:
-            # Instances of one class share a code object and its cache, so torch's limit of 8
-            # graphs for a code object is met by a few models in one process. Floats such as the
-            # attention's scale never change; as symbols they would split every layer's graph.
-            with torch.no_grad(), config.patch(recompile_limit=64, specialize_float=True):
-                return compiled(*args, **kwargs)
-        except BackendCompilerFailed as failure:
-            if isinstance(failure.inner_exception, QCompileError):
-                raise failure.inner_exception from None
-            raise
+        run, settings = compiled()
+        with torch.no_grad(), settings(), _own_errors():
+            return run(*args, **kwargs)
 
     model.forward = forward  # type: ignore[method-assign]
     # object.__setattr__: a module would look for parameters in it.
     object.__setattr__(model, "qcompile", session)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Let an error of ours through as it is, not wrapped into one of dynamo's."""
+    try:
+        yield
+    except QCompileError:
+        raise
+    except Exception as failure:
+        inner = getattr(failure, "inner_exception", None)
+        if isinstance(inner, QCompileError):
+            raise inner from None
+        raise

@@ -10,17 +10,38 @@ place) are covered by ``tests/test_dynamo.py``, which fails when a torch release
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch._dynamo import config
 from torch._dynamo.guards import GuardBuilder, install_guard
 
 from qcompile.errors import CaptureError, OptionError, nearest
 from qcompile.session import Session
 
 OPTIONS = ("scheme", "checkpoint", "device", "on_unsupported", "emitter", "keep")
+
+
+def compile_forward(
+    forward: Callable[..., Any], session: Session, fullgraph: bool
+) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """A module's ``forward`` compiled for a session, and the settings to call it under."""
+
+    def compiler(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from qcompile.pipeline import compile_graph
+
+        return compile_graph(graph_module, inputs, session)
+
+    compiled = torch.compile(forward, backend=compiler, dynamic=True, fullgraph=fullgraph)
+    # Instances of one class share a code object and its cache, so torch's limit of 8 graphs for a
+    # code object is met by a few models in one process. Floats such as the attention's scale never
+    # change; as symbols they would split every layer's graph.
+    settings = functools.partial(config.patch, recompile_limit=64, specialize_float=True)
+    return compiled, settings
 
 
 def guard_identity(node: fx.Node) -> None:

@@ -14,6 +14,7 @@ from torch import fx
 from qcompile.capture import capture_dynamo
 from qcompile.emit import emitter_of
 from qcompile.leftovers import bind_leftovers
+from qcompile.memory import release_freed
 from qcompile.observe import dump, log, run_pass
 from qcompile.passes import CANONICALIZE
 from qcompile.passes.lower import Lower
@@ -49,6 +50,7 @@ def compile_graph(
 
 def transform_weights(program: Program, session: Session) -> None:
     """Send the weights of the program's sites through their plan's edges."""
+    release_freed()
     session.backend.prepare()
     entries = session.entries()
     session.pack_all(entries[site.kind, site.weight.name] for site in sites_of(program))
@@ -64,4 +66,5 @@ def emit(program: Program, inputs: dict[fx.Node, Any], session: Session) -> Call
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":  # dynamo still reads those
             node.meta.clear()  # only compiling needs it, and it holds the trace's memory
+    release_freed()
     return emitted

@@ -17,6 +17,7 @@ from torch import nn
 
 from qcompile.layout import Shape
 from qcompile.schemes.gguf import edges as _edges  # noqa: F401 - registers the edges
+from qcompile.schemes.gguf.architectures import KNOWN
 from qcompile.schemes.gguf.model import catalogue, model_sites, model_weights
 from qcompile.schemes.gguf.reader import GGUFFile
 from qcompile.schemes.gguf.values import read_configuration
@@ -52,6 +53,8 @@ class GGUFCheckpoint:
 
     def notes(self) -> tuple[str, ...]:
         """Metadata keys that do not matter here; keys that change the model are read or refused."""
+        if self.file.metadata.get("general.architecture") not in KNOWN:
+            return ()  # bound by its own tensor names
         return read_configuration(self.file).ignored
 
     def sites(self) -> list[Site]:

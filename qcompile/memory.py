@@ -1,0 +1,28 @@
+"""Give freed memory back to the system.
+
+Comes in: nothing. Goes out: a smaller resident set, where the C library can do that.
+Always holds: nothing that is in use is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") else None
+
+
+def release_freed() -> None:
+    """Collect cycles and return freed pages: tracing and unpacking leave many behind."""
+    gc.collect()
+    library = _library()
+    if library is not None:
+        library.malloc_trim(0)
