@@ -41,7 +41,7 @@ def load(kind: str) -> Backend:
         OptionError: no backend has this name.
     """
     if kind in _BUILT_IN:
-        return importlib.import_module(f"qcompile.backends.{kind}")  # type: ignore[return-value]
+        return importlib.import_module(f"qcompile.backends.{kind}")
     for entry in entry_points(group="qcompile.backends"):
         if entry.name == kind:
             return entry.load()  # type: ignore[no-any-return]

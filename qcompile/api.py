@@ -352,7 +352,7 @@ def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> Non
         with torch.no_grad(), settings(), _own_errors():
             return run(*args, **kwargs)
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
     # object.__setattr__: a module would look for parameters in it.
     object.__setattr__(model, "qcompile", session)
 

@@ -22,7 +22,11 @@ def _inductor(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
 
     from qcompile.outline import outline
 
-    return outline(graph_module, inputs, lambda graph, given: compile_fx(graph, list(given)))
+    def compiler(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        compiled: Any = compile_fx(graph, list(given))
+        return compiled  # type: ignore[no-any-return]
+
+    return outline(graph_module, inputs, compiler)
 
 
 def _eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -51,8 +51,8 @@ def install_weights(
     """
     _check_buffers(model)
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for name, named in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(named), []).append(name)
     # Inputs that are not fake are refused, so a stand-in that is computed with raises.
     fake = FakeTensorMode(allow_non_fake_inputs=False)
     bound: dict[int, nn.Parameter] = {}

@@ -26,6 +26,7 @@ import torch
 from torch import fx, nn
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
 from qcompile.observe import log
@@ -34,7 +35,6 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _WORTH_IT = 4  # regions: something before, two layers, something after
 _LAYER = re.compile(r"(\[|\.)'?\d+'?(\]|\.|$)")
-_SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
 class Region(nn.Module):
@@ -60,7 +60,7 @@ def outline(
         return compiler(graph_module, inputs)
     graph_module, constants = _lift_constants(graph_module, mode)
     regions = layer_regions(graph_module.graph)
-    if len(set(regions.values())) < _WORTH_IT:
+    if len(set(regions.values())) < _WORTH_IT or not _can_split(graph_module.graph):
         fakes = [mode.from_tensor(constant, static_shapes=True) for constant in constants]
         whole_forward = compiler(graph_module, [*inputs, *fakes])
         return lambda *given: whole_forward(*given, *constants)
@@ -104,6 +104,14 @@ def _layer(node: fx.Node) -> str | None:
     return ""
 
 
+def _can_split(graph: fx.Graph) -> bool:
+    """Whether regions can be compiled apart: no nested graphs, no float as a symbol."""
+    values = (node.meta.get("example_value") for node in graph.find_nodes(op="placeholder"))
+    floats = any(isinstance(value, torch.SymFloat) for value in values)
+    items = any(node.op == "call_method" and node.target == "item" for node in graph.nodes)
+    return not floats and not items and not graph.find_nodes(op="get_attr")
+
+
 def _fake_mode(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode | None:
     values = [node.meta.get("example_value") for node in graph_module.graph.nodes]
     return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)] + list(inputs))
@@ -126,6 +134,8 @@ def _lift_constants(
     last = inputs[-1] if inputs else None
     for node in graph.find_nodes(op="get_attr"):
         name = str(node.target)
+        if not isinstance(getattr(original, name, None), torch.Tensor):
+            continue  # a graph of its own, for instance: nothing that a layer could differ in
         if name not in lifted:
             constants.append(getattr(graph_module, name))
             with graph.inserting_after(last):  # after None: at the very beginning
@@ -163,16 +173,28 @@ def _guard_count(mode: FakeTensorMode) -> int:
 
 def fingerprint(graph: fx.Graph, shape_env: Any = None) -> tuple[str, str]:
     """What a graph computes, as text: with its own shape symbols, and with renamed ones."""
-    number = {node: position for position, node in enumerate(graph.nodes)}
+    number = {node: _Number(position) for position, node in enumerate(graph.nodes)}
+    position: Any = number.__getitem__  # prints in the place of a node's name
     lines = []
     for node in graph.nodes:
         target = f"input {_describe(node)}" if node.op == "placeholder" else _target(node)
-        arguments = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
-        lines.append(f"{node.op} {target} {arguments}")
+        lines.append(f"{node.op} {target} {fx.map_arg((node.args, node.kwargs), position)}")
     exact = "\n".join(lines)
+    symbols = sorted({name for node in graph.nodes for name in _symbols(node)}, key=len)
+    if not symbols:
+        return exact, exact
+    # Only true symbols: a pattern that also met "float16" would make casts look alike.
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, reversed(symbols)))})\b")
     names: dict[str, str] = {}
-    renamed = _SYMBOL.sub(lambda m: names.setdefault(m[0], f"symbol{len(names)}_"), exact)
+    renamed = pattern.sub(lambda m: names.setdefault(m[0], f"symbol{len(names)}_"), exact)
     return exact, renamed + "\n" + "\n".join(_range(name, shape_env) for name in names)
+
+
+def _symbols(node: fx.Node) -> set[str]:
+    value = node.meta.get("example_value")
+    if node.op != "placeholder" or value is None:
+        return set()
+    return {str(symbol) for symbol in free_symbols(value)}
 
 
 class _Number:

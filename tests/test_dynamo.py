@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,12 +38,13 @@ def file(tmp_path: Path) -> Path:
 def test_layers_compiled_one_by_one_do_not_share_weights(tmp_path: Path) -> None:
     """Without identity guards dynamo would run the first layer's weights in all four."""
     torch._dynamo.reset()
-    model = stack()
-    x, expected = torch.randn(3, 64), None
+    model: Any = stack()
+    x = torch.randn(3, 64)
+    expected: Any = None
     for index, block in enumerate(model):
         path = write_module(tmp_path / f"{index}.gguf", block, {}, "Q8_0")
         expected = exact_copy(path, Block())(x if expected is None else expected)
-        options = {"scheme": "gguf", "checkpoint": str(path), "emitter": "eager"}
+        options: Any = {"scheme": "gguf", "checkpoint": str(path), "emitter": "eager"}
         model[index] = torch.compile(block, backend="qcompile", options=options)
     with torch.no_grad():
         torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
@@ -52,7 +54,7 @@ def test_layers_compiled_one_by_one_do_not_share_weights(tmp_path: Path) -> None
 def test_backend_by_name(file: Path, emitter: str) -> None:
     torch._dynamo.reset()
     model = stack(seed=1)  # other weights than the file's: the file's must win
-    options = {"scheme": "gguf", "checkpoint": str(file), "device": "cpu", "emitter": emitter}
+    options: Any = {"scheme": "gguf", "checkpoint": str(file), "device": "cpu", "emitter": emitter}
     compiled = torch.compile(model, backend="qcompile", options=options)
     x = torch.randn(3, 64)
     with torch.no_grad():
@@ -61,7 +63,7 @@ def test_backend_by_name(file: Path, emitter: str) -> None:
 
 def test_optimize_sequential(file: Path) -> None:
     torch._dynamo.reset()
-    model = qcompile.optimize(stack(seed=1), scheme="gguf", checkpoint=file)
+    model: Any = qcompile.optimize(stack(seed=1), scheme="gguf", checkpoint=file)
     for rows in (1, 2, 3, 5, 8, 13, 1):
         x = torch.randn(rows, 64)
         torch.testing.assert_close(model(x), exact_copy(file, stack())(x), rtol=1e-5, atol=1e-5)
@@ -75,13 +77,13 @@ def test_two_models_of_one_class_keep_their_weights(tmp_path: Path) -> None:
     x = torch.randn(2, 64)
     for seed in range(12):  # more than dynamo's limit of 8 graphs for one code object
         path = write_module(tmp_path / f"{seed}.gguf", stack(seed), {}, "Q4_0")
-        model = qcompile.optimize(stack(), scheme="gguf", checkpoint=path, emitter="eager")
+        model: Any = qcompile.optimize(stack(), scheme="gguf", checkpoint=path, emitter="eager")
         torch.testing.assert_close(model(x), exact_copy(path, stack())(x), rtol=1e-5, atol=1e-5)
 
 
 def test_unknown_option_is_named(file: Path) -> None:
     torch._dynamo.reset()
-    options = {"scheme": "gguf", "checkpiont": str(file)}
+    options: Any = {"scheme": "gguf", "checkpiont": str(file)}
     compiled = torch.compile(stack(), backend="qcompile", options=options)
     with pytest.raises(Exception, match=r"checkpiont.*\n.*needed[\s\S]*did you mean 'checkpoint'"):
         compiled(torch.randn(1, 64))
@@ -94,16 +96,17 @@ def test_a_quantized_weight_used_otherwise_is_an_error(tmp_path: Path) -> None:
             self.proj = nn.Linear(64, 64, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.proj(x) + self.proj.weight.sum()
+            out: torch.Tensor = self.proj(x) + self.proj.weight.sum()
+            return out
 
     torch.manual_seed(0)
     path = write_module(tmp_path / "odd.gguf", Odd(), {}, "Q8_0")
     torch._dynamo.reset()
-    model = qcompile.optimize(Odd(), scheme="gguf", checkpoint=path, emitter="eager")
+    model: Any = qcompile.optimize(Odd(), scheme="gguf", checkpoint=path, emitter="eager")
     with pytest.raises(qcompile.CaptureError, match=r'proj.weight[\s\S]*on_unsupported="deq'):
         model(torch.randn(1, 64))
     torch._dynamo.reset()
-    allowed = qcompile.optimize(
+    allowed: Any = qcompile.optimize(
         Odd(), scheme="gguf", checkpoint=path, emitter="eager", on_unsupported="dequantize"
     )
     x = torch.randn(1, 64)
@@ -111,15 +114,15 @@ def test_a_quantized_weight_used_otherwise_is_an_error(tmp_path: Path) -> None:
 
 
 def test_stand_ins_have_no_storage_and_refuse_to_compute(file: Path) -> None:
-    model = qcompile.optimize(stack(), scheme="gguf", checkpoint=file)
+    model: Any = qcompile.optimize(stack(), scheme="gguf", checkpoint=file)
     weight = model[0].proj.weight
     assert weight.untyped_storage().device.type == "meta"
-    with pytest.raises(Exception, match="(?i)fake"):
-        model[0].proj.weight @ torch.ones(64)
+    with pytest.raises(Exception, match=r"(?i)fake"):
+        weight.sum()
 
 
 def test_compiling_twice_is_refused(file: Path) -> None:
-    model = qcompile.optimize(stack(), scheme="gguf", checkpoint=file)
+    model: Any = qcompile.optimize(stack(), scheme="gguf", checkpoint=file)
     with pytest.raises(OptionError, match="already compiled"):
         qcompile.optimize(model, scheme="gguf", checkpoint=file)
 
@@ -138,7 +141,7 @@ def test_keep_leaves_a_parameter_as_it_is(tmp_path: Path) -> None:
     torch._dynamo.reset()
     first, second = nn.Linear(64, 32), nn.Linear(32, 8)
     path = write_module(tmp_path / "part.gguf", nn.Sequential(first), {}, "Q8_0")
-    model = qcompile.optimize(
+    model: Any = qcompile.optimize(
         nn.Sequential(nn.Linear(64, 32), second), "gguf", checkpoint=path, keep=[r"1\..*"]
     )
     x = torch.randn(3, 64)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from qcompile.program import Program
 
@@ -45,12 +46,12 @@ def _rewrite(program: Program, node: fx.Node) -> bool:
     if found is None or node.target is LINEAR:
         return False
     with program.graph.inserting_before(node):
-        new = program.graph.call_function(LINEAR, tuple(found))
+        new = program.graph.call_function(LINEAR, found)
     program.replace(node, new)
     return True
 
 
-def match_linear(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, object] | None:
+def match_linear(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, Argument] | None:
     """``(x, weight, bias)`` when the node is a linear of a named weight, else None."""
     if node.target in ("matmul", "mm") and node.op == "call_method":
         return _product(program, node.args)
@@ -67,7 +68,7 @@ def match_linear(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, obj
     return None
 
 
-def _plain(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, object] | None:
+def _plain(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node, Argument] | None:
     given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
     x, weight = given.get("input"), given.get("weight")
     if not isinstance(x, fx.Node) or weight not in program.weights:
@@ -106,7 +107,7 @@ def transposed_weight(program: Program, node: fx.Node) -> fx.Node | None:
 
 def _axes(args: tuple[object, ...]) -> tuple[int, ...]:
     flat = args[0] if len(args) == 1 and isinstance(args[0], Sequence) else args
-    return tuple(axis % 2 for axis in flat if isinstance(axis, int))  # type: ignore[union-attr]
+    return tuple(axis % 2 for axis in flat if isinstance(axis, int))
 
 
 def _dimensions(node: object) -> int | None:

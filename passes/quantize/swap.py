@@ -64,7 +64,8 @@ def _canonical_op(graph: fx.Graph, node: fx.Node, parts: list[fx.Node], meaning:
     if node.target is _EMBEDDING:
         traced = node.args[0]
         assert isinstance(traced, fx.Node)
-        dtype = traced.meta.get("example_value", traced.meta.get("val")).dtype
+        known = traced.meta.get("example_value")
+        dtype = (traced.meta["val"] if known is None else known).dtype
         return graph.call_function(ops.embedding, (node.args[1], parts, meaning, dtype))
     bias = node.args[2] if len(node.args) > 2 else None
     return graph.call_function(ops.linear, (node.args[0], parts, meaning, bias))

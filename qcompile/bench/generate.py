@@ -83,7 +83,7 @@ def dequantized(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
         setattr(model.get_submodule(path), key, values)
         weight.release()
     model.tie_weights()  # type: ignore[operator]
-    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+    model.forward = torch.compile(model.forward)
     return model
 
 

@@ -92,7 +92,7 @@ def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.set_defaults(run=_lazy("show", "run_inspect"))
 
 
-class _lazy:  # noqa: N801 - reads as a function in the tables above
+class _lazy:
     """A command that is imported when it runs, so that ``--help`` is quick."""
 
     def __init__(self, module: str, function: str) -> None:

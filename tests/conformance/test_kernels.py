@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,15 +22,16 @@ from qcompile.target import Target
 
 CPU = backends.load("cpu")
 CPU.prepare()
-SHAPES = ((1, 8), (16, 32), (37, 200), (130, 96))
+SHAPES = ((1, 8), (16, 32), (37, 203), (130, 96), (48, 520))
 
 
 def specs() -> Iterator[AffineSpec | LookupSpec]:
     forms = ("symmetric", "zero", "offset")
     for bits, form in itertools.product((1, 2, 3, 4, 5, 6, 7, 8), forms):
         yield AffineSpec(bits, 32, form, torch.float16 if bits % 2 else torch.float32)  # type: ignore[arg-type]
-    for group in (8, 16, 64, 128, 4096):
+    for group in (8, 12, 16, 20, 64, 128, 4096):
         yield AffineSpec(4, group, "offset")
+    yield AffineSpec(5, 20, "symmetric")
     yield AffineSpec(4, 32, "symmetric", torch.bfloat16)
     for bits in (2, 3, 4):
         yield LookupSpec(bits, 32, tuple(range(-5, -5 + 2**bits)), torch.float16)
@@ -48,7 +50,7 @@ def packed_for(kernel: Kernel, weight: QuantizedTensor) -> QuantizedTensor:
     return packed
 
 
-def run(kernel: Kernel, packed: QuantizedTensor, x: torch.Tensor, *rest: object) -> torch.Tensor:
+def run(kernel: Kernel, packed: QuantizedTensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The kernel's own call, as ``lower`` would emit it."""
     owner = torch.nn.Module()
     graph = fx.Graph()
@@ -144,15 +146,6 @@ def test_a_group_index_goes_to_the_reference() -> None:
     assert entry.kernel.name == "reference.linear"
     [refused] = [v for v in entry.verdicts if v.kernel == "cpu.panel_linear"]
     assert refused.cost is None
-
-
-def test_a_group_that_units_cannot_hold_goes_to_the_reference() -> None:
-    weight = random_weight(AffineSpec(4, 20, "zero"), 16, 200)
-    [entry] = select([LinearSite("proj", reference(weight))], CPU.KERNELS, Target("cpu", "avx2"))
-    assert entry.kernel is not None
-    assert entry.kernel.name == "reference.linear"
-    [refused] = [v for v in entry.verdicts if v.kernel == "cpu.panel_linear"]
-    assert "20" in refused.text
 
 
 def test_ops_are_well_formed() -> None:

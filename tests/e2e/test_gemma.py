@@ -28,10 +28,10 @@ def compiled() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> nn.Module:
+def plain() -> Any:
     """The same model with float32 weights that gguf-py decoded, compiled by nobody."""
     path = gemma()
-    model, _ = open_checkpoint(path).build(torch.float32)
+    model: Any = open_checkpoint(path).build(torch.float32)[0]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, model.config.num_hidden_layers)
     decoded = {
         tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -70,7 +70,7 @@ def test_logits_over_a_text(compiled: Any, plain: Any) -> None:
 
 
 def test_prefill_decode_and_other_lengths_share_graphs_and_weights(compiled: Any) -> None:
-    model, tokenizer = compiled
+    model, _ = compiled
     before = model.qcompile.compiles
     for length in (5, 9, 17, 33, 6):
         ids = torch.arange(100, 100 + length)[None]

@@ -74,6 +74,12 @@ def test_embedding(spelling: str, dialect: str) -> None:
     check(Wrapped(EMBEDDINGS[spelling]), torch.tensor([[0, 5], [2, 2]]), EMBEDDING, dialect)
 
 
+def weight_of(program: Program, node: torch.fx.Node) -> str:
+    used = node.args[1 if node.target is LINEAR else 0]
+    assert isinstance(used, torch.fx.Node)
+    return program.weights[used]
+
+
 def check(module: Wrapped, x: torch.Tensor, target: object, dialect: str) -> None:
     expected = module(x).detach()
     if dialect == "dynamo":
@@ -86,7 +92,7 @@ def check(module: Wrapped, x: torch.Tensor, target: object, dialect: str) -> Non
         rewrite.run(program)
     program.check("canonicalize")
     [node] = program.nodes([target])
-    assert program.weights[node.args[1 if target is LINEAR else 0]] == "weight"
+    assert weight_of(program, node) == "weight"
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
     found = program.graph_module(*inputs)[0]
@@ -117,7 +123,8 @@ def test_tied_weights_have_one_name() -> None:
             self.head.weight = self.embed.weight
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(ids))
+            out: torch.Tensor = self.head(self.embed(ids))
+            return out
 
     exported = torch.export.export(Tied(), (torch.tensor([1, 2]),))
     for program in (
@@ -127,4 +134,4 @@ def test_tied_weights_have_one_name() -> None:
         for rewrite in CANONICALIZE:
             rewrite.run(program)
         [linear], [embedding] = program.nodes([LINEAR]), program.nodes([EMBEDDING])
-        assert program.weights[linear.args[1]] == program.weights[embedding.args[0]]
+        assert weight_of(program, linear) == weight_of(program, embedding)

@@ -81,7 +81,7 @@ class GGUFCheckpoint:
         tokenizer = build_tokenizer(self.file.metadata, str(self.path))
         self.file.metadata.forget()
         model = build_skeleton(config, dtype)
-        model.generation_config = build_generation_config(self.file)  # type: ignore[assignment]
+        model.generation_config = build_generation_config(self.file)
         return model, tokenizer
 
 
