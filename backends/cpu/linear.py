@@ -28,7 +28,7 @@ def judge(site: Site, target: Target) -> Accept | Reject:
     weight = site.weight
     if len(weight.shape) != 2:
         return Reject(f"a weight of {len(weight.shape)} dimensions; panels hold matrices")
-    reason = unfit(weight.spec, weight.shape[1]) or missing_compiler()
+    reason = unfit(weight.spec) or missing_compiler()
     if reason:
         return Reject(reason)
     return Accept(float(weight.nbytes), f"exact: float32 sums over {weight.spec}")
@@ -44,7 +44,7 @@ class PanelLinear:
     tolerance: Tolerance = Tolerance(2e-6, "sums are taken by group, then over groups, in float32")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
-        """Affine and lookup weights whose groups are multiples of 8 columns."""
+        """Affine and lookup weights whose groups run in order."""
         return judge(site, target)
 
     def emit(

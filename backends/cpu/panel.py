@@ -5,16 +5,19 @@ bit lies; the decoder below says it again in torch and is what the conformance t
 
 ``blob`` uint8 ``[ceil(N / 16), panel bytes]``; ``table`` int8 ``[16]``, the values of a lookup
 spec, zeros otherwise. A panel is, for each group: 16 scales (f16 or f32), 16 zeros or offsets
-(f32, forms *zero* and *offset* only), then for each 8 columns ``bits`` vectors of 16 bytes.
+(f32, forms *zero* and *offset* only), then units of 8 columns. A row's 8 codes in a unit are one
+little-endian number of ``bits`` bytes, code ``c`` at bits ``[c * bits, (c + 1) * bits)``, cut into
+words of 4, 2 and 1 bytes; each word is stored for all 16 rows before the next. Codes of the form
+*symmetric* are stored minus ``2**(bits - 1)``, in two's complement. Groups are padded to a multiple
+of 8 columns.
 
-Eight rows of zeros and a first row ``0..7`` in 4 bits: the low nibble of vector ``j`` is column
-``j``, the high nibble column ``j + 4``.
+Codes ``0..7`` of 4 bits are ``-8..-1``, the nibbles 8 to 15, lowest first, in a row's one word:
 
 >>> import torch
 >>> from qcompile.spec import AffineSpec
 >>> spec = AffineSpec(bits=4, group=8, form="symmetric", scale=torch.float32)
->>> unit = torch.zeros(4, 16, dtype=torch.uint8)
->>> unit[:, 0] = torch.tensor([0x40, 0x51, 0x62, 0x73])
+>>> unit = torch.zeros(16, 4, dtype=torch.uint8)
+>>> unit[0] = torch.tensor([0x98, 0xBA, 0xDC, 0xFE])
 >>> scales = torch.zeros(16); scales[0] = 0.5
 >>> blob = torch.cat([scales.view(torch.uint8), unit.flatten()])[None]
 >>> w = QuantizedTensor(spec, "cpu.panel", (1, 8), {
@@ -64,7 +67,7 @@ def arguments(spec: Spec, shape: Shape) -> tuple[int, int, int, int, int, int]:
     return n, k, spec.bits, min(spec.group, k), form_of(spec), int(spec.scale == torch.float16)
 
 
-def unfit(spec: Spec, columns: int | None = None) -> str | None:
+def unfit(spec: Spec) -> str | None:
     """Why a spec cannot be stored as panels, or None when it can."""
     if not isinstance(spec, (AffineSpec, LookupSpec)):
         return f"spec {spec} is neither affine nor a lookup"
@@ -74,8 +77,6 @@ def unfit(spec: Spec, columns: int | None = None) -> str | None:
         return f"scales must be float16 or float32, not {spec.scale}"
     if not 1 <= spec.bits <= (4 if isinstance(spec, LookupSpec) else 8):
         return f"{spec.bits} bits; panels hold 1 to 8, and 4 at most with a table"
-    if spec.group % UNIT and (columns is None or spec.group < columns):
-        return f"a group of {spec.group} columns is not a multiple of {UNIT}"
     return None
 
 
@@ -91,7 +92,7 @@ def _group_columns(spec: AffineSpec | LookupSpec, k: int) -> Iterator[int]:
 
 def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     n, k = shape
-    reason = unfit(spec, k)
+    reason = unfit(spec)
     if reason:
         raise LayoutError(f"layout {NAME}", reason, "a spec that fits", "choose another kernel")
     assert isinstance(spec, (AffineSpec, LookupSpec))
@@ -109,24 +110,28 @@ def _decode(weight: QuantizedTensor) -> torch.Tensor:
     for columns in _group_columns(spec, k):
         head, size = blob[:, at : at + _head(spec)], -(-columns // UNIT) * ROWS * spec.bits
         body = blob[:, at + _head(spec) : at + _head(spec) + size]
-        codes = _codes(body.reshape(len(blob), -1, spec.bits, ROWS), spec.bits)
+        codes = _codes(body.reshape(len(blob), -1, ROWS * spec.bits), spec.bits)
         out.append(_values(codes, head, weight)[:, :columns])
         at += _head(spec) + size
     return torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
 
 
 def _codes(units: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes ``[panel, column, row]`` of units ``[panel, unit, vector, row]``."""
-    codes = torch.zeros(*units.shape[:2], UNIT, ROWS, dtype=torch.int32)
-    vector = shift = 0
-    for width in (8, 4, 2, 1):
-        if not bits & width:
-            continue
-        plane = units[:, :, vector : vector + width].to(torch.int32)
-        fields = [plane >> (width * f) & ((1 << width) - 1) for f in range(UNIT // width)]
-        codes |= torch.cat(fields, 2) << shift
-        vector, shift = vector + width, shift + width
-    return codes.flatten(1, 2)
+    """Codes ``[panel, column, row]`` of units ``[panel, unit, 16 * bits bytes]``."""
+    numbers = torch.zeros(*units.shape[:2], ROWS, dtype=torch.int64)
+    at = shift = 0
+    for width in _words(bits):
+        word = units[:, :, at : at + ROWS * width].reshape(*units.shape[:2], ROWS, width)
+        for byte in range(width):
+            numbers |= word[..., byte].to(torch.int64) << (shift + 8 * byte)
+        at, shift = at + ROWS * width, shift + 8 * width
+    fields = [numbers >> (bits * column) & ((1 << bits) - 1) for column in range(UNIT)]
+    return torch.stack(fields, 2).flatten(1, 2)
+
+
+def _words(bits: int) -> tuple[int, ...]:
+    """Bytes of the words of a unit, in the order in which they are stored."""
+    return (4, 4) if bits == 8 else tuple(width for width in (4, 2, 1) if bits & width)
 
 
 def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor:
@@ -137,9 +142,8 @@ def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) ->
     if isinstance(spec, LookupSpec):
         return scale * weight.parts["table"].float()[codes.long()]
     if spec.form == "symmetric":
-        # Eight bits are stored signed.
         middle = 1 << (spec.bits - 1)
-        return scale * ((codes ^ middle if spec.bits == 8 else codes) - middle).float()
+        return scale * ((codes ^ middle) - middle).float()
     extra = head[:, size:].contiguous().view(torch.float32)[:, None]
     if spec.form == "zero":
         return scale * (codes.float() - extra)
@@ -149,7 +153,7 @@ def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) ->
 def _target(spec: Spec) -> Spec | None:
     if isinstance(spec, (AffineSpec, LookupSpec)) and spec.scale == torch.bfloat16:
         spec = replace(spec, scale=torch.float32)  # wider, hence exact
-    return None if unfit(spec, columns=0) else spec
+    return None if unfit(spec) else spec
 
 
 def _pack(weight: QuantizedTensor) -> QuantizedTensor:

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -42,37 +43,43 @@ qc::Number number_of(const Tensor& tensor) {
   }
 }
 
-// The float32 rows of x, padded so that every group starts at a multiple of UNIT columns.
+// The float32 rows of x with padded groups, and the sums of the groups where a kernel wants them.
 struct Prepared {
   std::vector<float> x, sums;
   const float* rows = nullptr;
-  int64_t stride = 0;
 };
 
 void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared& out) {
   qc::Number type = number_of(x);
   const void* data = x.data_ptr();
-  int64_t padded = (w.k + qc::UNIT - 1) / qc::UNIT * qc::UNIT, groups = w.groups();
+  const int64_t padded = w.padded();
   if (type == qc::F32 && padded == w.k) {
     out.rows = static_cast<const float*>(data);
   } else {
     out.x.assign(static_cast<size_t>(m * padded), 0.f);
+    const bool runs = w.group % qc::UNIT != 0 && w.groups() > 1;
+    const int64_t run = runs ? w.group : w.k, step = runs ? w.padded_group() : padded;
     for (int64_t r = 0; r < m; r++) {
-      for (int64_t c = 0; c < w.k; c++) out.x[r * padded + c] = qc::to_float(data, r * w.k + c, type);
+      float* to = out.x.data() + r * padded;
+      for (int64_t c = 0; c < w.k; c += run, to += step) {
+        kernels().widen(data, r * w.k + c, type, std::min(run, w.k - c), to);
+      }
     }
     out.rows = out.x.data();
   }
-  out.stride = padded;
   if (!few || (w.form != qc::ZERO && w.form != qc::OFFSET)) return;
-  out.sums.resize(static_cast<size_t>(m * groups));
-  for (int64_t r = 0; r < m; r++) {
-    for (int64_t g = 0; g < groups; g++) {
-      const float* from = out.rows + r * padded + g * w.group;
-      float sum = 0;
-      for (int64_t c = 0; c < w.columns(g); c++) sum += from[c];
-      out.sums[r * groups + g] = sum;
-    }
-  }
+  out.sums.resize(static_cast<size_t>(m * w.groups()));
+  kernels().sum_groups(w, out.rows, m, out.sums.data());
+}
+
+// The bias as float32: its own memory, or `store`.
+const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<float>& store) {
+  if (!bias.has_value()) return nullptr;
+  STD_TORCH_CHECK(bias->numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
+  Tensor values = torch::stable::contiguous(*bias);
+  store.resize(static_cast<size_t>(n));
+  kernels().widen(values.data_ptr(), 0, number_of(values), n, store.data());
+  return store.data();
 }
 
 qc::Weight weight_of(const Tensor& blob, const Tensor& table, int64_t n, int64_t k, int64_t bits,
@@ -98,20 +105,14 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = n;
   Tensor y = torch::stable::new_empty(x, shape);
-  int64_t m = x.numel() / k;
-  if (m == 0) return y;
-  std::vector<float> bias_values;
-  if (bias.has_value()) {
-    Tensor values = torch::stable::contiguous(*bias);
-    STD_TORCH_CHECK(values.numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
-    qc::Number type = number_of(values);
-    for (int64_t i = 0; i < n; i++) bias_values.push_back(qc::to_float(values.data_ptr(), i, type));
-  }
-  bool few = m <= 4;
+  if (x.numel() == 0) return y;
+  const int64_t m = x.numel() / k;
+  const bool few = m <= qc::FEW;
   Prepared prepared;
   prepare(w, x, m, few, prepared);
-  qc::Rows rows{prepared.rows, prepared.sums.data(), m, prepared.stride};
-  qc::Output out{y.data_ptr(), bias.has_value() ? bias_values.data() : nullptr, number_of(x)};
+  std::vector<float> bias_store;
+  qc::Rows rows{prepared.rows, prepared.sums.data(), m, w.padded()};
+  qc::Output out{y.data_ptr(), bias_of(bias, n, bias_store), number_of(x)};
   auto run = few ? kernels().few : kernels().many;
   torch::stable::parallel_for(0, w.panels(), 4, [&](int64_t begin, int64_t end) {
     run(w, rows, out, begin, end);
@@ -144,7 +145,7 @@ Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& ta
     std::vector<float> row(static_cast<size_t>(k));
     for (int64_t i = begin; i < end; i++) {
       qc::decode_row(w, id(i), row.data());
-      for (int64_t c = 0; c < k; c++) qc::from_float(y.data_ptr(), i * k + c, type, row[c]);
+      kernels().narrow(row.data(), k, y.data_ptr(), i * k, type);
     }
   });
   return y;

@@ -4,10 +4,10 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.h"
 //
-#include "kernels.inc"
+#include "kernels.h"
 
 const qc::Kernels* qc::kernels_avx2() {
-  static const Kernels all{"avx2", run_few, run_many};
+  static const Kernels all = table_of("avx2");
   return &all;
 }
 #else

@@ -2,9 +2,9 @@
 #define QC_ONE_ROW_AT_A_TIME
 #include "simd_generic.h"
 //
-#include "kernels.inc"
+#include "kernels.h"
 
 const qc::Kernels* qc::kernels_generic() {
-  static const Kernels all{"generic", run_few, run_many};
+  static const Kernels all = table_of("generic");
   return &all;
 }

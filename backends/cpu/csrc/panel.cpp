@@ -1,4 +1,5 @@
-// Packing and decoding of panels, one value at a time; conversions of numbers.
+// Packing and decoding of panels, a row's eight codes at a time; conversions of numbers.
+// Little-endian, as the layout is.
 #include "panel.h"
 
 #include <cstring>
@@ -42,87 +43,73 @@ void from_float(void* to, int64_t at, Number type, float value) {
 
 namespace {
 
-// Where the planes of a code of this width begin, widest first: {width, shift} pairs.
-struct Plane {
-  int width, shift;
-};
-
-int planes(int bits, Plane out[3]) {
-  int count = 0, shift = 0;
-  for (int width : {8, 4, 2, 1}) {
-    if (!(bits & width)) continue;
-    out[count++] = {width, shift};
-    shift += width;
+// Eight codes of one byte each become one number of 8 * bits bits, in three halvings.
+uint64_t join_codes(uint64_t codes, int bits) {
+  codes &= 0x0101010101010101u * ((1u << bits) - 1);
+  for (int width = 8; width < 64; width *= 2) {
+    const uint64_t low = ~0ull / ((1ull << width) + 1);  // every other run of `width` bits
+    codes = (codes & low) | ((codes & ~low) >> (width - width / 8 * bits));
   }
-  return count;
+  return codes;
 }
 
-// Vector and bit position of a column inside a plane of a unit.
-void place(int width, int column, int& vector, int& bit) {
-  int vectors = width;  // 8 columns x width bits = width vectors of one byte a row
-  vector = column % vectors;
-  bit = column / vectors * width;
+// A row's number in a unit, word by word.
+template <typename Copy>
+void each_word(int bits, int row, const Copy& copy) {
+  int unit_at = 0, number_at = 0;
+  for (int width : {4, 4, 2, 1}) {
+    if (number_at + width > bits) continue;
+    copy(unit_at + row * width, number_at, width);
+    unit_at += ROWS * width;
+    number_at += width;
+  }
 }
 
-uint8_t get_code(const uint8_t* unit, int bits, int column, int row) {
-  Plane list[3];
-  int count = planes(bits, list), code = 0;
-  for (int i = 0; i < count; i++) {
-    int vector, bit, width = list[i].width;
-    place(width, column, vector, bit);
-    int field = (unit[vector * ROWS + row] >> bit) & ((1 << width) - 1);
-    code |= field << list[i].shift;
-    unit += width * ROWS;
-  }
-  return static_cast<uint8_t>(code);
-}
-
-// A unit whose 8 x 16 codes lie as [column][row].
-void put_unit(uint8_t* unit, int bits, const uint8_t codes[UNIT][ROWS]) {
-  Plane list[3];
-  int count = planes(bits, list);
-  for (int i = 0; i < count; i++) {
-    int width = list[i].width, shift = list[i].shift;
-    uint8_t mask = static_cast<uint8_t>((1 << width) - 1);
-    for (int column = 0; column < UNIT; column++) {
-      int vector, bit;
-      place(width, column, vector, bit);
-      uint8_t* to = unit + vector * ROWS;
-      for (int row = 0; row < ROWS; row++) {
-        to[row] |= static_cast<uint8_t>(((codes[column][row] >> shift) & mask) << bit);
-      }
-    }
-    unit += width * ROWS;
-  }
+void pack_head(const Weight& w, const void* scale, const float* extra, int64_t row, int64_t group,
+               int lane, uint8_t* head) {
+  const int64_t at = row * w.groups() + group, size = bytes_of(w.scale);
+  std::memcpy(head + lane * size, static_cast<const uint8_t*>(scale) + at * size,
+              static_cast<size_t>(size));
+  if (extra) std::memcpy(head + ROWS * size + lane * 4, extra + at, 4);
 }
 
 void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const float* extra,
                 uint8_t* out, int64_t panel) {
-  int64_t groups = w.groups(), first = panel * ROWS;
-  int rows = static_cast<int>(w.n - first < ROWS ? w.n - first : ROWS);
-  uint8_t flip = w.form == SYMMETRIC && w.bits == 8 ? 0x80 : 0;
-  int64_t size = w.scale == F32 ? 4 : 2;
-  std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
+  const int64_t groups = w.groups(), first = panel * ROWS;
+  const int rows = static_cast<int>(w.n - first < ROWS ? w.n - first : ROWS);
+  const uint64_t flip = w.form == SYMMETRIC ? 0x0101010101010101u << (w.bits - 1) : 0;
+  if (rows < ROWS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
   for (int64_t g = 0; g < groups; g++) {
-    for (int r = 0; r < rows; r++) {
-      int64_t at = (first + r) * groups + g;
-      std::memcpy(out + r * size, static_cast<const uint8_t*>(scale) + at * size,
-                  static_cast<size_t>(size));
-      if (extra) std::memcpy(out + ROWS * size + r * 4, extra + at, 4);
-    }
+    for (int r = 0; r < rows; r++) pack_head(w, scale, extra, first + r, g, r, out);
     uint8_t* unit = out + w.head_bytes();
-    int64_t columns = w.columns(g);
-    for (int64_t c0 = 0; c0 < columns; c0 += UNIT) {
-      uint8_t block[UNIT][ROWS] = {};
-      int width = static_cast<int>(columns - c0 < UNIT ? columns - c0 : UNIT);
+    const int64_t columns = w.columns(g);
+    for (int64_t c = 0; c < columns; c += UNIT, unit += w.unit_bytes()) {
+      const int64_t left = columns - c;
       for (int r = 0; r < rows; r++) {
-        const uint8_t* from = codes + (first + r) * w.k + g * w.group + c0;
-        for (int c = 0; c < width; c++) block[c][r] = from[c] ^ flip;
+        const uint8_t* from = codes + (first + r) * w.k + g * w.group + c;
+        uint64_t eight = 0;
+        if (left >= UNIT) std::memcpy(&eight, from, UNIT);
+        else std::memcpy(&eight, from, static_cast<size_t>(left));
+        eight = join_codes(eight ^ flip, w.bits);
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&eight);
+        each_word(w.bits, r, [&](int to, int at, int width) {
+          std::memcpy(unit + to, bytes + at, static_cast<size_t>(width));
+        });
       }
-      put_unit(unit, w.bits, block);
-      unit += ROWS * w.bits;
     }
     out += w.group_bytes(g);
+  }
+}
+
+float value_of(const Weight& w, int code, float scale, float extra) {
+  switch (w.form) {
+    case LOOKUP: return scale * static_cast<float>(w.table[code]);
+    case OFFSET: return scale * static_cast<float>(code) + extra;
+    case ZERO: return scale * (static_cast<float>(code) - extra);
+    default: {
+      const int half = 1 << (w.bits - 1);  // the top bit is the sign
+      return scale * static_cast<float>((code ^ half) - half);
+    }
   }
 }
 
@@ -136,25 +123,27 @@ void pack(const Weight& w, const uint8_t* codes, const void* scale, const float*
 }
 
 void decode_row(const Weight& w, int64_t row, float* out) {
-  const uint8_t* group = w.blob + row / ROWS * w.panel_bytes();
-  int lane = static_cast<int>(row % ROWS);
-  int64_t size = w.scale == F32 ? 4 : 2;
+  const uint8_t* head = w.blob + row / ROWS * w.panel_bytes();
+  const int lane = static_cast<int>(row % ROWS), mask = (1 << w.bits) - 1;
   for (int64_t g = 0; g < w.groups(); g++) {
-    float scale = to_float(group, lane, w.scale), extra = 0;
-    if (w.form == ZERO || w.form == OFFSET) std::memcpy(&extra, group + ROWS * size + lane * 4, 4);
-    const uint8_t* unit = group + w.head_bytes();
-    int64_t columns = w.columns(g);
-    for (int64_t c = 0; c < columns; c++) {
-      int code = get_code(unit + c / UNIT * ROWS * w.bits, w.bits, static_cast<int>(c % UNIT), lane);
-      float value;
-      if (w.form == LOOKUP) value = scale * static_cast<float>(w.table[code]);
-      else if (w.form == OFFSET) value = scale * static_cast<float>(code) + extra;
-      else if (w.form == ZERO) value = scale * (static_cast<float>(code) - extra);
-      else if (w.bits == 8) value = scale * static_cast<float>(static_cast<int8_t>(code));
-      else value = scale * static_cast<float>(code - (1 << (w.bits - 1)));
-      *out++ = value;
+    float scale = to_float(head, lane, w.scale), extra = 0;
+    if (w.form == ZERO || w.form == OFFSET) {
+      std::memcpy(&extra, head + w.scale_bytes() + lane * 4, 4);
     }
-    group += w.group_bytes(g);
+    const uint8_t* unit = head + w.head_bytes();
+    const int64_t columns = w.columns(g);
+    for (int64_t c = 0; c < columns; c += UNIT, unit += w.unit_bytes()) {
+      uint64_t eight = 0;
+      auto* bytes = reinterpret_cast<uint8_t*>(&eight);
+      each_word(w.bits, lane, [&](int from, int at, int width) {
+        std::memcpy(bytes + at, unit + from, static_cast<size_t>(width));
+      });
+      const int count = static_cast<int>(columns - c < UNIT ? columns - c : UNIT);
+      for (int i = 0; i < count; i++, eight >>= w.bits) {
+        *out++ = value_of(w, static_cast<int>(eight) & mask, scale, extra);
+      }
+    }
+    head += w.group_bytes(g);
   }
 }
 

@@ -11,9 +11,16 @@ namespace {
 struct Lanes {
   __m256 a, b;
 };
-struct Bytes {
-  __m128i v;
+struct Words {  // sixteen words of 32 bits
+  __m256i a, b;
 };
+struct Table {
+  __m256i v;
+};
+
+inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+
+// **** floats ****
 
 inline Lanes zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Lanes spread(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
@@ -21,11 +28,6 @@ inline Lanes load_lanes(const float* p) { return {_mm256_loadu_ps(p), _mm256_loa
 inline void store_lanes(float* p, const Lanes& x) {
   _mm256_storeu_ps(p, x.a);
   _mm256_storeu_ps(p + 8, x.b);
-}
-inline Lanes load_scales(const uint8_t* p, qc::Number type) {
-  if (type == qc::F32) return load_lanes(reinterpret_cast<const float*>(p));
-  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
 inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
@@ -39,29 +41,71 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
 }
-inline Bytes load_bytes(const uint8_t* p) {
-  return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))};
+inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
+  if (type == qc::F32) return load_lanes(reinterpret_cast<const float*>(p));
+  __m128i a = load_128(p), b = load_128(p + 16);
+  if (type == qc::F16) return {_mm256_cvtph_ps(a), _mm256_cvtph_ps(b)};
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16))};
 }
-inline Bytes bits_at(const Bytes& x, int shift, int mask) {
-  // Shifts of 16-bit words carry bits between neighbours; the mask removes them.
-  return {_mm_and_si128(_mm_srli_epi16(x.v, shift), _mm_set1_epi8(static_cast<char>(mask)))};
+// Rounds to nearest even; a NaN must not round to infinity.
+inline __m256i bfloat_bits(__m256 x) {
+  __m256i bits = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+  __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
 }
-inline Bytes join(const Bytes& low, const Bytes& high, int shift) {
-  return {_mm_or_si128(low.v, _mm_slli_epi16(high.v, shift))};
+inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
+  if (type == qc::F32) return store_lanes(reinterpret_cast<float*>(p), x);
+  __m256i both;
+  if (type == qc::F16) {
+    both = _mm256_set_m128i(_mm256_cvtps_ph(x.b, 0), _mm256_cvtps_ph(x.a, 0));
+  } else {
+    // The pack works on halves of 128 bits; the permutation puts the quarters in order.
+    both = _mm256_permute4x64_epi64(
+        _mm256_packus_epi32(bfloat_bits(x.a), bfloat_bits(x.b)), 0xd8);
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
 }
-inline Bytes less(const Bytes& x, int amount) {
-  return {_mm_sub_epi8(x.v, _mm_set1_epi8(static_cast<char>(amount)))};
+
+// **** words ****
+
+inline Words load_words(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
-inline Bytes look_up(const int8_t* table, const Bytes& x) {
-  return {_mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)), x.v)};
+inline Words load_halves(const uint8_t* p) {
+  return {_mm256_cvtepu16_epi32(load_128(p)), _mm256_cvtepu16_epi32(load_128(p + 16))};
 }
-inline Lanes from_unsigned(const Bytes& x) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x.v)),
-          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x.v, x.v)))};
+inline Words load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
-inline Lanes from_signed(const Bytes& x) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x.v)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x.v, x.v)))};
+inline Words join(const Words& x, const Words& y) {
+  return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+}
+inline Words mask(const Words& x, uint32_t bits) {
+  __m256i v = _mm256_set1_epi32(static_cast<int>(bits));
+  return {_mm256_and_si256(x.a, v), _mm256_and_si256(x.b, v)};
+}
+inline Words shift_left(const Words& x, int by) {
+  return {_mm256_slli_epi32(x.a, by), _mm256_slli_epi32(x.b, by)};
+}
+inline Words shift_right(const Words& x, int by) {
+  return {_mm256_srli_epi32(x.a, by), _mm256_srli_epi32(x.b, by)};
+}
+inline Words shift_right_signed(const Words& x, int by) {
+  return {_mm256_srai_epi32(x.a, by), _mm256_srai_epi32(x.b, by)};
+}
+inline Lanes to_lanes(const Words& x) {
+  return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+inline Table load_table(const int8_t* p) { return {_mm256_broadcastsi128_si256(load_128(p))}; }
+// Every byte of every word becomes the table's entry of that number, 0 to 15.
+inline Words look_up(const Table& table, const Words& x) {
+  return {_mm256_shuffle_epi8(table.v, x.a), _mm256_shuffle_epi8(table.v, x.b)};
 }
 
 }  // namespace

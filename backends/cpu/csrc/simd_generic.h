@@ -1,4 +1,4 @@
-// Sixteen lanes in plain C++, for machines without a variant of their own.
+// Sixteen lanes in plain C++, for machines without a variant of their own. Little-endian.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -10,43 +10,76 @@ namespace {
 struct Lanes {
   float v[16];
 };
-struct Bytes {
-  uint8_t v[16];
+struct Words {  // sixteen words of 32 bits
+  uint32_t v[16];
+};
+struct Table {
+  const int8_t* v;
 };
 
 #define QC_EACH for (int i = 0; i < 16; i++)
 
+// **** floats ****
+
 inline Lanes zeros() { Lanes r; QC_EACH r.v[i] = 0; return r; }
 inline Lanes spread(float x) { Lanes r; QC_EACH r.v[i] = x; return r; }
 inline Lanes load_lanes(const float* p) { Lanes r; std::memcpy(r.v, p, 64); return r; }
-inline void store_lanes(float* p, const Lanes& a) { std::memcpy(p, a.v, 64); }
-inline Lanes load_scales(const uint8_t* p, qc::Number type) {
-  Lanes r;
-  QC_EACH r.v[i] = qc::to_float(p, i, type);
+inline void store_lanes(float* p, const Lanes& x) { std::memcpy(p, x.v, 64); }
+inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] * y.v[i] + z.v[i]; return r;
+}
+inline Lanes add(const Lanes& x, const Lanes& y) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] + y.v[i]; return r;
+}
+inline Lanes sub(const Lanes& x, const Lanes& y) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] - y.v[i]; return r;
+}
+inline Lanes mul(const Lanes& x, const Lanes& y) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] * y.v[i]; return r;
+}
+inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
+  Lanes r; QC_EACH r.v[i] = qc::to_float(p, i, type); return r;
+}
+inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
+  QC_EACH qc::from_float(p, i, type, x.v[i]);
+}
+
+// **** words ****
+
+inline Words load_words(const uint8_t* p) { Words r; std::memcpy(r.v, p, 64); return r; }
+inline Words load_halves(const uint8_t* p) {
+  uint16_t half[16];
+  std::memcpy(half, p, 32);
+  Words r; QC_EACH r.v[i] = half[i]; return r;
+}
+inline Words load_bytes(const uint8_t* p) { Words r; QC_EACH r.v[i] = p[i]; return r; }
+inline Words join(const Words& x, const Words& y) {
+  Words r; QC_EACH r.v[i] = x.v[i] | y.v[i]; return r;
+}
+inline Words mask(const Words& x, uint32_t bits) { Words r; QC_EACH r.v[i] = x.v[i] & bits; return r; }
+inline Words shift_left(const Words& x, int by) {
+  Words r; QC_EACH r.v[i] = x.v[i] << by; return r;
+}
+inline Words shift_right(const Words& x, int by) {
+  Words r; QC_EACH r.v[i] = x.v[i] >> by; return r;
+}
+inline Words shift_right_signed(const Words& x, int by) {
+  Words r; QC_EACH r.v[i] = static_cast<uint32_t>(static_cast<int32_t>(x.v[i]) >> by); return r;
+}
+inline Lanes to_lanes(const Words& x) {
+  Lanes r; QC_EACH r.v[i] = static_cast<float>(static_cast<int32_t>(x.v[i])); return r;
+}
+inline Table load_table(const int8_t* p) { return {p}; }
+// Every byte of every word becomes the table's entry of that number, 0 to 15.
+inline Words look_up(const Table& table, const Words& x) {
+  Words r;
+  QC_EACH {
+    r.v[i] = 0;
+    for (int j = 0; j < 32; j += 8) {
+      r.v[i] |= static_cast<uint32_t>(static_cast<uint8_t>(table.v[(x.v[i] >> j) & 15])) << j;
+    }
+  }
   return r;
-}
-inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
-  Lanes r; QC_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i]; return r;
-}
-inline Lanes add(const Lanes& a, const Lanes& b) { Lanes r; QC_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
-inline Lanes sub(const Lanes& a, const Lanes& b) { Lanes r; QC_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
-inline Lanes mul(const Lanes& a, const Lanes& b) { Lanes r; QC_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
-inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, 16); return r; }
-inline Bytes bits_at(const Bytes& a, int shift, int mask) {
-  Bytes r; QC_EACH r.v[i] = static_cast<uint8_t>((a.v[i] >> shift) & mask); return r;
-}
-inline Bytes join(const Bytes& low, const Bytes& high, int shift) {
-  Bytes r; QC_EACH r.v[i] = static_cast<uint8_t>(low.v[i] | (high.v[i] << shift)); return r;
-}
-inline Bytes less(const Bytes& a, int amount) {
-  Bytes r; QC_EACH r.v[i] = static_cast<uint8_t>(a.v[i] - amount); return r;
-}
-inline Bytes look_up(const int8_t* table, const Bytes& a) {
-  Bytes r; QC_EACH r.v[i] = static_cast<uint8_t>(table[a.v[i]]); return r;
-}
-inline Lanes from_unsigned(const Bytes& a) { Lanes r; QC_EACH r.v[i] = a.v[i]; return r; }
-inline Lanes from_signed(const Bytes& a) {
-  Lanes r; QC_EACH r.v[i] = static_cast<int8_t>(a.v[i]); return r;
 }
 
 #undef QC_EACH
