@@ -81,7 +81,9 @@ def _build(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         jobs = []
         for source in sorted(_SOURCES.glob("*.cpp")):
-            extra = _EXTRA.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+            extra: tuple[str, ...] = (
+                _EXTRA.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+            )
             if source.name == _BINDING:
                 extra = (_STABLE, f"-I{root / 'include'}")
             command = [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]
@@ -101,7 +103,10 @@ def _build(compiler: str, path: Path) -> None:
             output, _ = job.communicate()
             if job.returncode:
                 raise _failure(f"the compiler failed: {' '.join(command)}", output)
-        objects = [f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))]
+        # Variants last: where two objects hold the same inline function, the linker keeps the
+        # first, which must not be one that needs AVX2.
+        sources = sorted(_SOURCES.glob("*.cpp"), key=lambda file: (file.name in _EXTRA, file.name))
+        objects = [f"{source.stem}.o" for source in sources]
         link = [
             compiler,
             "-shared",

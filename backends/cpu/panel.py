@@ -141,9 +141,10 @@ def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) ->
     scale = head[:, :size].contiguous().view(spec.scale).float()[:, None]
     if isinstance(spec, LookupSpec):
         return scale * weight.parts["table"].float()[codes.long()]
+    middle = 1 << (spec.bits - 1)
+    codes = codes ^ middle
     if spec.form == "symmetric":
-        middle = 1 << (spec.bits - 1)
-        return scale * ((codes ^ middle) - middle).float()
+        return scale * (codes - middle).float()
     extra = head[:, size:].contiguous().view(torch.float32)[:, None]
     if spec.form == "zero":
         return scale * (codes.float() - extra)

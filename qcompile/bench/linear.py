@@ -165,7 +165,8 @@ def _prefill(limit: float) -> None:
     kernel, n, k = kernel_of("cpu.panel_linear"), 4096, 4096
     print(f"\n{n} x {k}, many rows: GFLOP/s (fastest), and time relative to F.linear")
     print(
-        f"{'weight':24} {'M':>4} {'GFLOP/s':>8} {'float32':>8} {'ratio':>6} {'bf16':>8} {'ratio':>6}"
+        f"{'weight':24} {'M':>4} {'GFLOP/s':>8} {'float32':>8} {'ratio':>6} "
+        f"{'bf16':>8} {'ratio':>6}"
     )
     for rows in (16, 128, 512):
         x = torch.randn(rows, k)
@@ -188,10 +189,10 @@ def _embedding(limit: float) -> None:
     kernel, n, k = kernel_of("cpu.panel_embedding"), 262144, 640
     packed = pack(random_weight(_SPECS[0], n, k), "cpu.panel")
     print("\nembedding of 262144 x 640 uint8: microseconds a call")
+    call = call_of(kernel, packed)
     for count in (1, 512):
         ids = [torch.randint(0, n, (count,)) for _ in range(64)]
-        call, parts = call_of(kernel, packed), tuple(packed.parts.values())
-        best, middle = measure([lambda i=i: call(i, *parts) for i in ids])  # type: ignore[misc]
+        best, middle = measure([run for i in ids for run in _runners(call, i, [packed])])
         print(f"{count:5} ids {best * 1e6:10.1f} {middle * 1e6:10.1f}")
 
 

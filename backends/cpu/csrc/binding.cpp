@@ -72,11 +72,28 @@ void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared
   kernels().sum_groups(w, out.rows, m, out.sums.data());
 }
 
+// Both without the dispatcher where it is not needed: a small product takes as long as one call.
+Tensor dense(const Tensor& x) {
+  return x.is_contiguous() ? x : torch::stable::contiguous(x);
+}
+
+Tensor empty_of(const Tensor& x, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size() - 1; i > 0; i--) strides[i - 1] = strides[i] * shape[i];
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
+      aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
 // The bias as float32: its own memory, or `store`.
 const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<float>& store) {
   if (!bias.has_value()) return nullptr;
   STD_TORCH_CHECK(bias->numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
-  Tensor values = torch::stable::contiguous(*bias);
+  Tensor values = dense(*bias);
   store.resize(static_cast<size_t>(n));
   kernels().widen(values.data_ptr(), 0, number_of(values), n, store.data());
   return store.data();
@@ -98,13 +115,13 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
                     const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t bits,
                     int64_t group, int64_t form, int64_t scale) {
   qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
-  Tensor x = torch::stable::contiguous(given);
+  Tensor x = dense(given);
   auto sizes = x.sizes();
   STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == k,
                   "qcompile_cpu: x has not the columns of the weight");
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = n;
-  Tensor y = torch::stable::new_empty(x, shape);
+  Tensor y = empty_of(x, shape);
   if (x.numel() == 0) return y;
   const int64_t m = x.numel() / k;
   const bool few = m <= qc::FEW;
@@ -114,7 +131,9 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
   qc::Rows rows{prepared.rows, prepared.sums.data(), m, w.padded()};
   qc::Output out{y.data_ptr(), bias_of(bias, n, bias_store), number_of(x)};
   auto run = few ? kernels().few : kernels().many;
-  torch::stable::parallel_for(0, w.panels(), 4, [&](int64_t begin, int64_t end) {
+  // A thread is worth waking for some ten microseconds of work.
+  const int64_t grain = std::max<int64_t>(1, (64 << 10) / (w.panel_bytes() * m));
+  torch::stable::parallel_for(0, w.panels(), grain, [&](int64_t begin, int64_t end) {
     run(w, rows, out, begin, end);
   });
   return y;
@@ -124,7 +143,7 @@ Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& ta
                        int64_t k, int64_t bits, int64_t group, int64_t form, int64_t scale,
                        ScalarType dtype) {
   qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
-  Tensor ids = torch::stable::contiguous(given);
+  Tensor ids = dense(given);
   auto sizes = ids.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.push_back(k);

@@ -64,9 +64,8 @@ inline __attribute__((always_inline)) Lanes number(const Unit& unit, int column,
     at = 0;
   }
   at %= 32;
-  if (FORM == SYMMETRIC) return to_lanes(signed_bits(word, at, BITS));
-  Words code = unsigned_bits(word, at, BITS);
-  return to_lanes(FORM == LOOKUP ? signed_bits(look_up(table, code), 0, 8) : code);
+  if (FORM != LOOKUP) return to_lanes(signed_bits(word, at, BITS));
+  return to_lanes(signed_bits(look_up(table, unsigned_bits(word, at, BITS)), 0, 8));
 }
 
 // **** output ****
@@ -88,6 +87,17 @@ void write(const Output& out, const Weight& w, int64_t row, int64_t panel, Lanes
 
 // **** few rows ****
 
+constexpr int64_t SUMMED = 16;  // units summed before the scale: longer sums lose digits
+
+// What the middle code of a group stands for: multiplied with the group's sum of x.
+template <int BITS, int FORM>
+inline Lanes middle_of(const Weight& w, const uint8_t* head) {
+  const Lanes half = spread(static_cast<float>(1 << (BITS - 1)));
+  Lanes scale = load_numbers(head, w.scale);
+  Lanes extra = load_lanes(reinterpret_cast<const float*>(head + w.scale_bytes()));
+  return FORM == ZERO ? mul(scale, sub(half, extra)) : fma(scale, half, extra);
+}
+
 // M rows times P panels side by side: more streams for the memory, more sums for the adders.
 template <int BITS, int FORM, int M, int P>
 void few_rows(const Weight& w, const Rows& in, const Output& out, int64_t m0, int64_t panel) {
@@ -101,42 +111,45 @@ void few_rows(const Weight& w, const Rows& in, const Output& out, int64_t m0, in
   for (int64_t g = 0; g < groups; g++) {
     const uint8_t* head = p;
     p += head_bytes;
-    Lanes sums[M * P * S];
-#pragma GCC unroll 16
-    for (int i = 0; i < M * P * S; i++) sums[i] = zeros();
     const float* x = in.x + m0 * in.stride + g * w.padded_group();
-    const int64_t units = Weight::units(w.columns(g));
-    for (int64_t u = 0; u < units; u++, p += ROWS * BITS, x += UNIT) {
+    for (int64_t left = Weight::units(w.columns(g)); left > 0; left -= SUMMED) {
+      Lanes sums[M * P * S];
+#pragma GCC unroll 16
+      for (int i = 0; i < M * P * S; i++) sums[i] = zeros();
+      const int64_t units = std::min(left, SUMMED);
+      for (int64_t u = 0; u < units; u++, p += ROWS * BITS, x += UNIT) {
 #pragma GCC unroll 4
-      for (int i = 0; i < P; i++) {
-        const uint8_t* here = p + i * bytes;
-        __builtin_prefetch(here + AHEAD);
-        if (BITS > 4) __builtin_prefetch(here + AHEAD + 64);
-        Unit unit = load_unit<BITS, FORM>(here, table);
+        for (int i = 0; i < P; i++) {
+          const uint8_t* here = p + i * bytes;
+          __builtin_prefetch(here + AHEAD);
+          if (BITS > 4) __builtin_prefetch(here + AHEAD + 64);
+          Unit unit = load_unit<BITS, FORM>(here, table);
 #pragma GCC unroll 8
-        for (int c = 0; c < UNIT; c++) {
-          Lanes code = number<BITS, FORM>(unit, c, table);
+          for (int c = 0; c < UNIT; c++) {
+            Lanes code = number<BITS, FORM>(unit, c, table);
 #pragma GCC unroll 8
-          for (int m = 0; m < M; m++) {
-            Lanes& sum = sums[(m * P + i) * S + c % S];
-            sum = fma(code, spread(x[m * in.stride + c]), sum);
+            for (int m = 0; m < M; m++) {
+              Lanes& sum = sums[(m * P + i) * S + c % S];
+              sum = fma(code, spread(x[m * in.stride + c]), sum);
+            }
           }
         }
       }
-    }
-    for (int i = 0; i < P; i++) {
-      Lanes scale = load_numbers(head + i * bytes, w.scale);
-      for (int m = 0; m < M; m++) {
-        const Lanes* both = sums + (m * P + i) * S;
-        Lanes sum = S == 2 ? add(both[0], both[S - 1]) : both[0];
-        Lanes& all = total[m * P + i];
-        if (FORM == ZERO || FORM == OFFSET) {
-          Lanes extra = load_lanes(reinterpret_cast<const float*>(head + i * bytes + w.scale_bytes()));
-          Lanes part = mul(extra, spread(in.sums[(m0 + m) * groups + g]));
-          if (FORM == ZERO) sum = sub(sum, part);
-          else all = add(all, part);
+      for (int i = 0; i < P; i++) {
+        Lanes scale = load_numbers(head + i * bytes, w.scale);
+        for (int m = 0; m < M; m++) {
+          const Lanes* both = sums + (m * P + i) * S;
+          Lanes sum = S == 2 ? add(both[0], both[S - 1]) : both[0];
+          total[m * P + i] = fma(scale, sum, total[m * P + i]);
         }
-        all = fma(scale, sum, all);
+      }
+    }
+    if (FORM != ZERO && FORM != OFFSET) continue;
+    for (int i = 0; i < P; i++) {
+      Lanes extra = middle_of<BITS, FORM>(w, head + i * bytes);
+      for (int m = 0; m < M; m++) {
+        Lanes& all = total[m * P + i];
+        all = fma(extra, spread(in.sums[(m0 + m) * groups + g]), all);
       }
     }
   }
@@ -180,12 +193,14 @@ void decode_units(const Weight& w, const uint8_t* head, int64_t unit, int64_t co
   if (FORM == ZERO || FORM == OFFSET) {
     extra = load_lanes(reinterpret_cast<const float*>(head + w.scale_bytes()));
   }
+  const Lanes half = spread(static_cast<float>(1 << (BITS - 1)));
   const uint8_t* p = head + w.head_bytes() + unit * ROWS * BITS;
   for (int64_t u = 0; u < count; u++, p += ROWS * BITS) {
     Unit codes = load_unit<BITS, FORM>(p, table);
 #pragma GCC unroll 8
     for (int c = 0; c < UNIT; c++, tile += ROWS) {
       Lanes value = number<BITS, FORM>(codes, c, table);
+      if (FORM == ZERO || FORM == OFFSET) value = add(value, half);  // exact: the code again
       value = mul(scale, FORM == ZERO ? sub(value, extra) : value);
       if (FORM == OFFSET) value = add(value, extra);  // two roundings, as the spec defines it
       store_lanes(tile, value);

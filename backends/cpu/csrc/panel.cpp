@@ -77,7 +77,7 @@ void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const 
                 uint8_t* out, int64_t panel) {
   const int64_t groups = w.groups(), first = panel * ROWS;
   const int rows = static_cast<int>(w.n - first < ROWS ? w.n - first : ROWS);
-  const uint64_t flip = w.form == SYMMETRIC ? 0x0101010101010101u << (w.bits - 1) : 0;
+  const uint64_t flip = w.form != LOOKUP ? 0x0101010101010101u << (w.bits - 1) : 0;
   if (rows < ROWS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
   for (int64_t g = 0; g < groups; g++) {
     for (int r = 0; r < rows; r++) pack_head(w, scale, extra, first + r, g, r, out);
@@ -102,14 +102,13 @@ void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const 
 }
 
 float value_of(const Weight& w, int code, float scale, float extra) {
+  if (w.form == LOOKUP) return scale * static_cast<float>(w.table[code]);
+  const int half = 1 << (w.bits - 1);  // the top bit is stored flipped
+  code ^= half;
   switch (w.form) {
-    case LOOKUP: return scale * static_cast<float>(w.table[code]);
     case OFFSET: return scale * static_cast<float>(code) + extra;
     case ZERO: return scale * (static_cast<float>(code) - extra);
-    default: {
-      const int half = 1 << (w.bits - 1);  // the top bit is the sign
-      return scale * static_cast<float>((code ^ half) - half);
-    }
+    default: return scale * static_cast<float>(code - half);
   }
 }
 

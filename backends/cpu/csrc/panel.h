@@ -8,7 +8,8 @@
 //            4, 2 and 1 bytes (bits = 8: two words of 4; 7 = 4 + 2 + 1; 6 = 4 + 2; 5 = 4 + 1;
 //            3 = 2 + 1), and each word is stored for all 16 rows before the next: little-endian.
 //
-// Codes of the form symmetric are stored minus 2^(bits - 1), in two's complement.
+// Codes are stored minus 2^(bits - 1), in two's complement, so that sums of x times code do not
+// grow by a middle value that is subtracted later. Codes of a lookup are stored as they are.
 // Every group is padded to a multiple of 8 columns and every panel to 16 rows, with zero bits.
 #pragma once
 #include <cstddef>
