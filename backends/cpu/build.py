@@ -77,51 +77,47 @@ def _key(compiler: str) -> str:
 
 
 def _build(compiler: str, path: Path) -> None:
-    root = Path(torch.__file__).resolve().parent
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        jobs = []
-        for source in sorted(_SOURCES.glob("*.cpp")):
-            extra: tuple[str, ...] = (
-                _EXTRA.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
-            )
-            if source.name == _BINDING:
-                extra = (_STABLE, f"-I{root / 'include'}")
-            command = [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]
-            jobs.append(
-                (
-                    command,
-                    subprocess.Popen(
-                        command,
-                        cwd=folder,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                    ),
-                )
-            )
-        for command, job in jobs:
-            output, _ = job.communicate()
+        commands = [_compilation(compiler, source) for source in _sources()]
+        jobs = [_start(command, folder) for command in commands]
+        # Wait for every job before the folder goes, whichever of them fails.
+        outputs = [job.communicate()[0] for job in jobs]
+        for command, job, output in zip(commands, jobs, outputs, strict=True):
             if job.returncode:
                 raise _failure(f"the compiler failed: {' '.join(command)}", output)
-        # Variants last: where two objects hold the same inline function, the linker keeps the
-        # first, which must not be one that needs AVX2.
-        sources = sorted(_SOURCES.glob("*.cpp"), key=lambda file: (file.name in _EXTRA, file.name))
-        objects = [f"{source.stem}.o" for source in sources]
-        link = [
-            compiler,
-            "-shared",
-            *objects,
-            f"-L{root / 'lib'}",
-            "-ltorch",
-            "-ltorch_cpu",
-            "-lc10",
-            "-o",
-            "out.so",
-        ]
+        objects = [f"{source.stem}.o" for source in _sources()]
+        libraries = [f"-L{_torch_folder() / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+        link = [compiler, "-shared", *objects, *libraries, "-o", "out.so"]
         linked = _run(link, folder)
         if linked.returncode:
             raise _failure(f"the linker failed: {' '.join(link)}", linked.stderr)
         os.replace(Path(folder, "out.so"), path)
+
+
+def _sources() -> list[Path]:
+    """The files to compile, in the order in which they are linked."""
+    # Variants last: where two objects hold the same inline function, the linker keeps the first,
+    # which must not be one that needs AVX2.
+    return sorted(_SOURCES.glob("*.cpp"), key=lambda file: (file.name in _EXTRA, file.name))
+
+
+def _compilation(compiler: str, source: Path) -> list[str]:
+    extra: tuple[str, ...] = ()
+    if platform.machine() in ("x86_64", "AMD64"):
+        extra = _EXTRA.get(source.name, ())
+    if source.name == _BINDING:
+        extra = (_STABLE, f"-I{_torch_folder() / 'include'}")
+    return [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]
+
+
+def _torch_folder() -> Path:
+    return Path(torch.__file__).resolve().parent
+
+
+def _start(command: list[str], folder: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:

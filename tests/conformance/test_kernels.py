@@ -90,7 +90,8 @@ def test_accepted_sites_agree_with_the_reference(
                 found = run(kernel, packed, index, dtype)
                 assert torch.equal(found, exact[ids].to(dtype))
             continue
-        for rows in (1, 2, 3, 4, 5, 17):
+        # What depends on the number of rows is the choice of a native kernel.
+        for rows in (1, 2, 3, 4, 5, 17) if kernel.layout else (1, 17):
             x, bias = torch.randn(rows, k), torch.randn(n)
             expected = x.double() @ exact.double().T
             scale = x.double().abs() @ exact.double().abs().T

@@ -1,0 +1,127 @@
+"""The linear kernel: its numerics, its threads, its portable variant, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.weights import random_weight
+
+from qcompile import backends
+from qcompile.backends.cpu.panel import NAME, arguments
+from qcompile.edge import find_route
+from qcompile.layout import QuantizedTensor
+from qcompile.spec import AffineSpec, LookupSpec
+
+backends.load("cpu").prepare()
+REPOSITORY = Path(__file__).resolve().parents[3]
+SPECS = (
+    AffineSpec(8, 4096, "symmetric", torch.float16),
+    AffineSpec(4, 4096, "zero"),
+    AffineSpec(4, 32, "offset"),
+    AffineSpec(5, 20, "symmetric", torch.float16),
+    AffineSpec(7, 64, "zero", torch.float16),
+    LookupSpec(4, 32, tuple(range(-128, 128, 16)), torch.float16),
+    LookupSpec(2, 16, (-3, -1, 1, 3)),
+)
+
+
+def product(
+    weight: QuantizedTensor, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    route = find_route(weight.layout, weight.spec, NAME)
+    assert route is not None
+    packed = route.apply(weight)
+    blob, table = packed.parts["blob"], packed.parts["table"]
+    call = torch.ops.qcompile_cpu.panel_linear
+    shape = arguments(packed.spec, packed.shape)
+    return call(x, blob, table, bias, *shape)  # type: ignore[no-any-return]
+
+
+def centred(spec: AffineSpec | LookupSpec, n: int, k: int) -> QuantizedTensor:
+    """A weight whose zeros and offsets lie in the middle of the codes, as real ones do."""
+    weight = random_weight(spec, n, k)
+    parts = dict(weight.parts)
+    if "zero" in parts:
+        parts["zero"] = torch.full_like(parts["zero"], 1 << (spec.bits - 1))
+    if "offset" in parts:
+        parts["offset"] = -parts["scale"].float() * 2.0 ** (spec.bits - 1)
+    return QuantizedTensor(weight.spec, weight.layout, weight.shape, parts)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 23])
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_the_error_against_float64(spec: AffineSpec | LookupSpec, rows: int, shift: float) -> None:
+    """Activations with a mean make long sums; they may not cost digits."""
+    torch.manual_seed(rows)
+    weight, x, bias = centred(spec, 90, 1234), torch.randn(rows, 1234) + shift, torch.randn(90)
+    expected = x.double() @ weight.dequantize().double().T + bias
+    found = product(weight, x, bias)
+    assert float((found - expected).norm() / expected.norm()) <= 2e-6
+
+
+def test_threads_change_nothing() -> None:
+    weight = random_weight(AffineSpec(4, 32, "offset"), 1000, 256)
+    before = torch.get_num_threads()
+    for rows in (1, 3, 40):
+        x = torch.randn(rows, 256)
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(product(weight, x))
+        torch.set_num_threads(before)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_results_are_float32_results_rounded_once(dtype: torch.dtype) -> None:
+    weight = random_weight(AffineSpec(4, 32, "symmetric"), 53, 96)
+    for rows in (1, 9):
+        x, bias = torch.randn(rows, 96).to(dtype), torch.randn(53).to(dtype)
+        found = product(weight, x, bias)
+        assert torch.equal(found, product(weight, x.float(), bias.float()).to(dtype))
+
+
+def test_numbers_that_are_not_finite() -> None:
+    weight = random_weight(AffineSpec(4, 32, "symmetric"), 16, 32)
+    x = torch.ones(3, 32)
+    x[1, 5], x[2, 0] = float("nan"), 3e38
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found = product(weight, x.to(dtype))
+        assert found[0].isfinite().all()
+        assert found[1].isnan().all()
+        assert not found[2].isfinite().all()
+
+
+def test_what_it_refuses() -> None:
+    weight = random_weight(AffineSpec(4, 32, "symmetric"), 16, 32)
+    with pytest.raises(RuntimeError, match="columns of the weight"):
+        product(weight, torch.ones(2, 31))
+    with pytest.raises(RuntimeError, match="float32, float16 or bfloat16"):
+        product(weight, torch.ones(2, 32, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="rows of the weight"):
+        product(weight, torch.ones(2, 32), torch.ones(15))
+    blob, table = torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(16, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="bytes of its shape"):
+        torch.ops.qcompile_cpu.panel_linear(
+            torch.ones(2, 32), blob, table, None, 16, 32, 4, 32, 0, 0
+        )
+
+
+def test_the_portable_variant() -> None:
+    """The tests of this file again, with the kernels that need no instruction set."""
+    if os.environ.get("QCOMPILE_CPU_ISA") == "generic":
+        pytest.skip("this is the portable variant")
+    command = [sys.executable, "-m", "pytest", str(Path(__file__)), "-k", "half or error and 3.0"]
+    environment = os.environ | {"QCOMPILE_CPU_ISA": "generic", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[100%]" in done.stdout
