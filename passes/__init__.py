@@ -11,6 +11,8 @@ from typing import Protocol
 
 from qcompile.passes.canonicalize.embedding import CanonicalizeEmbedding
 from qcompile.passes.canonicalize.linear import CanonicalizeLinear
+from qcompile.passes.lower import Lower
+from qcompile.passes.quantize.swap import SwapQuantized
 from qcompile.program import Program
 
 
@@ -26,3 +28,5 @@ class Pass(Protocol):
 
 
 CANONICALIZE: tuple[Pass, ...] = (CanonicalizeLinear(), CanonicalizeEmbedding())
+# Every pass in the order of the pipeline; those that need a session are made there.
+NAMES = (*(rewrite.name for rewrite in CANONICALIZE), SwapQuantized.name, Lower.name)

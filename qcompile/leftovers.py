@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from qcompile.errors import CaptureError
+from qcompile.errors import CaptureError, LowerError
 from qcompile.plans import mib
 from qcompile.program import Program
 from qcompile.session import Session
@@ -19,7 +19,13 @@ from qcompile.weight import WeightRef
 
 
 def bind_leftovers(program: Program, session: Session) -> None:
-    """Bind the weights that are still used, drop the placeholders of those that are not."""
+    """Bind the weights that are still used, drop the placeholders of those that are not.
+
+    Raises:
+        CaptureError: a quantized weight has a use that is no site, and the policy is ``error``.
+        LowerError: a canonical op still stands on a handle.
+    """
+    _refuse_handles(program)
     for node, name in list(program.weights.items()):
         weight = session.catalogue.get(name)
         if weight is None or (node.users and not _must_bind(weight, session)):
@@ -27,6 +33,20 @@ def bind_leftovers(program: Program, session: Session) -> None:
         if node.users:
             _materialize(program, node, weight, session)
         _drop(program, node)
+
+
+def _refuse_handles(program: Program) -> None:
+    """A handle has no bytes: an op that kept one would answer with garbage, silently."""
+    for node in program.graph.find_nodes(op="get_attr"):
+        value = getattr(program.graph_module, str(node.target), None)
+        if isinstance(value, torch.Tensor) and value.is_meta and node.users:
+            user = next(iter(node.users))
+            raise LowerError(
+                f"node {user.name} ({user.meta.get('qc_site', 'unnamed site')})",
+                f"{user.target} was not lowered",
+                "a kernel's call in the place of every canonical op",
+                "run the pass lower (QCOMPILE_SKIP left it out), or report this",
+            )
 
 
 def _must_bind(weight: WeightRef, session: Session) -> bool:

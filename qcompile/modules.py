@@ -57,16 +57,16 @@ def install_weights(
     fake = FakeTensorMode(allow_non_fake_inputs=False)
     bound: dict[int, nn.Parameter] = {}
     old: list[nn.Parameter] = []  # keeps the ids above from being reused
+    for parameter in model.parameters():
+        old.append(parameter)
+        known = [n for n in names[id(parameter)] if n in catalogue]
+        weight = catalogue[known[0]] if known else None
+        bound[id(parameter)] = _bind(parameter, weight, dtype, fake)
+    # Nothing below fails, so that a failing call leaves the module as it was.
     for module in model.modules():
-        for key, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            if id(parameter) not in bound:
-                old.append(parameter)
-                known = [n for n in names[id(parameter)] if n in catalogue]
-                weight = catalogue[known[0]] if known else None
-                bound[id(parameter)] = _bind(parameter, weight, dtype, fake)
-            module._parameters[key] = bound[id(parameter)]
+        for key, held in module._parameters.items():
+            if held is not None:
+                module._parameters[key] = bound[id(held)]
 
 
 def _bind(
@@ -75,7 +75,7 @@ def _bind(
     dtype: torch.dtype | None,
     fake: FakeTensorMode,
 ) -> nn.Parameter:
-    wanted = dtype or parameter.dtype
+    wanted = dtype if dtype and parameter.is_floating_point() else parameter.dtype
     if weight is None:
         return nn.Parameter(parameter.detach().to(wanted), requires_grad=False)
     if is_quantized(weight.spec):

@@ -7,6 +7,7 @@ Always holds: without the environment variables nothing is printed, written or s
 ``QCOMPILE_LOG=plan|passes|weights`` (or several, with commas) logs to stderr;
 ``QCOMPILE_SKIP=name,name`` leaves passes out, to find the one that matters;
 ``QCOMPILE_CHECK=1`` validates the program after every pass.
+A value that means nothing here is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +33,7 @@ _log = logging.getLogger("qcompile")
 
 def log(topic: str, message: str) -> None:
     """Log a message of a topic that ``QCOMPILE_LOG`` asks for."""
-    wanted = [word for word in os.environ.get("QCOMPILE_LOG", "").split(",") if word]
-    for word in wanted:
-        if word not in TOPICS:
-            raise OptionError(
-                "QCOMPILE_LOG",
-                f"unknown topic {word!r}",
-                f"some of {', '.join(TOPICS)}",
-                f"correct the variable{nearest(word, TOPICS)}",
-            )
-    if topic not in wanted:
+    if topic not in _words("QCOMPILE_LOG", TOPICS):
         return
     if not _log.handlers:
         handler = logging.StreamHandler()
@@ -50,9 +43,26 @@ def log(topic: str, message: str) -> None:
     _log.info("%s: %s", topic, message)
 
 
+def _words(variable: str, allowed: Sequence[str]) -> list[str]:
+    """The words of a variable, separated by commas."""
+    words = [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
+    for word in words:
+        if word not in allowed:
+            raise OptionError(
+                variable,
+                f"unknown value {word!r}",
+                f"some of {', '.join(allowed)}, with commas",
+                f"correct the variable{nearest(word, allowed)}",
+            )
+    return words
+
+
 def run_pass(rewrite: Pass, program: Program) -> None:
     """Run one pass with the dumps, logs, checks and switches of the environment."""
-    if rewrite.name in os.environ.get("QCOMPILE_SKIP", "").split(","):
+    from qcompile.passes import NAMES
+
+    check = _words("QCOMPILE_CHECK", ("0", "1"))
+    if rewrite.name in _words("QCOMPILE_SKIP", NAMES):
         log("passes", f"{rewrite.name} skipped")
         return
     number = next(_counter)
@@ -62,7 +72,7 @@ def run_pass(rewrite: Pass, program: Program) -> None:
     seconds = time.perf_counter() - begin
     dump(f"{number:02d}.{rewrite.name}.after.py", program)
     log("passes", f"{rewrite.name} changed {changed} nodes in {seconds * 1e3:.1f} ms")
-    if os.environ.get("QCOMPILE_CHECK") == "1":
+    if "1" in check:
         program.check(rewrite.name)
 
 
@@ -71,5 +81,13 @@ def dump(name: str, content: object) -> None:
     folder = os.environ.get("QCOMPILE_DUMP")
     if not folder:
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, name).write_text(str(content), encoding="utf-8")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, name).write_text(str(content), encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"QCOMPILE_DUMP={folder}",
+            f"{name} cannot be written: {error.strerror}",
+            "a folder to write to",
+            "name another folder",
+        ) from None

@@ -108,11 +108,9 @@ class Plan:
             if name in (entry.site.name, entry.site.weight.name):
                 return entry
         for entry in self.entries:
-            if entry.site.weight.source.endswith(f": {name}") or (
-                entry.site.weight.source.endswith(f": {name}.weight")
-            ):
+            if _stored(entry) in (name, f"{name}.weight"):
                 return entry
-        names = [entry.site.name for entry in self.entries]
+        names = [n for e in self.entries for n in (e.site.name, e.site.weight.name, _stored(e))]
         raise OptionError(
             f"plan of {self.source}",
             f"no site {name!r}",
@@ -216,12 +214,24 @@ def refusals(entries: Iterable[Entry], target: Target) -> list[str]:
     """The distinct reasons why sites have no kernel, with how many sites each concerns."""
     counts: dict[str, int] = {}
     for entry in entries:
-        reasons = [f"{v.kernel}: {v.text}" for v in entry.verdicts] or [
+        reasons = [_reason(verdict) for verdict in entry.verdicts] or [
             f"the backend {target.kind} has no kernel for {entry.site.kind} sites yet"
         ]
         for reason in reasons:
             counts[reason] = counts.get(reason, 0) + 1
     return [f"{count} x {reason}" for reason, count in counts.items()]
+
+
+def _reason(verdict: Verdict) -> str:
+    if verdict.cost is None:
+        return f"{verdict.kernel}: {verdict.text}"
+    # Accepted alone, refused in company: one packed copy has to serve all sites of a weight.
+    return f"{verdict.kernel}: accepts, but another site of the same weight takes no such layout"
+
+
+def _stored(entry: Entry) -> str:
+    """Name of the weight in its file."""
+    return entry.site.weight.source.rpartition(": ")[2]
 
 
 # **** collapsing over layers ****

@@ -8,6 +8,7 @@ Always holds: between passes the graph is valid (``check``); every weight node a
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from qcompile.layout import QuantizedTensor
 from qcompile.ops import decode_meaning, embedding, linear
 from qcompile.weight import WeightRef
 
+# What dynamo calls the traced module.
+_ROOT = re.compile(r"^L\['args'\]\[\d+\]|^L\['\w+'\]")
 CANONICAL = {linear: "linear", embedding: "embedding"}
 
 
@@ -37,6 +40,7 @@ class Program:
     weights: dict[fx.Node, str] = field(default_factory=dict)
     handles: dict[str, WeightRef] = field(default_factory=dict)
     packed: dict[str, torch.Tensor] = field(default_factory=dict)
+    _attributes: dict[str, str] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -67,19 +71,21 @@ class Program:
 
     def constant(self, name: str, tensor: torch.Tensor) -> fx.Node:
         """A ``get_attr`` node for a buffer of this name, made at the insertion point."""
-        attribute = "qc_" + "".join(c if c.isalnum() else "_" for c in name)
-        known = getattr(self.graph_module, attribute, None)
-        if known is not None and known is not tensor and known.device.type != "meta":
-            raise LowerError(
-                name,
-                f"two tensors want the buffer {attribute!r}",
-                "one tensor per weight and part",
-                "report this: parameter names differ only in punctuation",
-            )
+        attribute = self._attribute(name)
         self.graph_module.register_buffer(attribute, tensor, persistent=False)
         node = self.graph.get_attr(attribute)
         node.meta["example_value"] = tensor
         return node
+
+    def _attribute(self, name: str) -> str:
+        """The buffer of this name: always the same one, and no other name's."""
+        if name not in self._attributes:
+            attribute = "qc_" + "".join(c if c.isalnum() else "_" for c in name)
+            # Names may differ in punctuation alone: p.q and p_q.
+            while attribute in self._attributes.values() or hasattr(self.graph_module, attribute):
+                attribute += "_"
+            self._attributes[name] = attribute
+        return self._attributes[name]
 
     def check(self, after: str) -> None:
         """Raise unless the graph is valid and every canonical op has a known weight."""
@@ -131,19 +137,13 @@ def site_name(node: fx.Node, fallback: str) -> str:
     """Path of the innermost module that a node was traced in, or ``fallback``.
 
     Dynamo and export record the stack as ``{key: (path, class)}``; dynamo's paths look like
-    ``L['self'].model.layers[0].mlp``.
+    ``L['self'].model.layers[0].mlp``, or ``L['args'][0].model...`` below a decorator.
     """
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return fallback
-    path = str(next(reversed(stack.values()))[0])
-    for old, new in (
-        ("L['self']", ""),
-        ("L['fn']", ""),
-        ("._modules", ""),
-        ("['", "."),
-        ("']", ""),
-    ):
+    path = _ROOT.sub("", str(next(reversed(stack.values()))[0]))
+    for old, new in (("._modules", ""), ("['", "."), ("']", "")):
         path = path.replace(old, new)
     path = path.replace("[", ".").replace("]", "").strip(".")
     return path or fallback

@@ -36,7 +36,7 @@ class Target:
         Raises:
             OptionError: the kind or the architecture is unknown.
         """
-        kind, _, arch = text.partition(":")
+        kind, colon, arch = text.partition(":")
         if kind not in ARCHITECTURES:
             raise OptionError(
                 f"device {text!r}",
@@ -44,7 +44,7 @@ class Target:
                 f"one of {', '.join(ARCHITECTURES)}, optionally with ':' and an architecture",
                 f"name a known device{nearest(kind, ARCHITECTURES)}",
             )
-        if arch and arch not in ARCHITECTURES[kind]:
+        if colon and arch not in ARCHITECTURES[kind]:
             raise OptionError(
                 f"device {text!r}",
                 f"unknown {kind} architecture {arch!r}",

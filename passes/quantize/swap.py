@@ -3,7 +3,8 @@
 Before: ``aten.linear(x, w, b)`` and ``aten.embedding(w, ids)``.
 After: ``qcompile.linear(x, [parts of w], meaning, b)`` and
 ``qcompile.embedding(ids, [parts of w], meaning, dtype)``, where the parts are handles and the dtype
-is that of the weight the model was traced with.
+is that of the weight the model was traced with. Where autocast gave a linear another dtype than its
+input's, the input is cast first: ``qcompile.linear(x.to(dtype), ...)``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from qcompile import ops
 from qcompile.layout import QuantizedTensor
@@ -64,8 +66,22 @@ def _canonical_op(graph: fx.Graph, node: fx.Node, parts: list[fx.Node], meaning:
     if node.target is _EMBEDDING:
         traced = node.args[0]
         assert isinstance(traced, fx.Node)
-        known = traced.meta.get("example_value")
-        dtype = (traced.meta["val"] if known is None else known).dtype
+        dtype = _dtype(traced)
+        assert dtype is not None
         return graph.call_function(ops.embedding, (node.args[1], parts, meaning, dtype))
     bias = node.args[2] if len(node.args) > 2 else None
-    return graph.call_function(ops.linear, (node.args[0], parts, meaning, bias))
+    traced = _dtype(node)
+    x, bias = (_cast(graph, value, traced) for value in (node.args[0], bias))
+    return graph.call_function(ops.linear, (x, parts, meaning, bias))
+
+
+def _cast(graph: fx.Graph, value: Argument, dtype: torch.dtype | None) -> Argument:
+    """The value in the dtype that the traced op computed in; ops of ours know no autocast."""
+    if not isinstance(value, fx.Node) or dtype is None or _dtype(value) in (dtype, None):
+        return value
+    return graph.call_function(torch.ops.aten.to.dtype, (value, dtype))
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return value.dtype if isinstance(value, torch.Tensor) else None

@@ -30,7 +30,9 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
         LayoutError: an edge produced something else than its layout declares.
     """
     if not route.edges:
-        return _own(weight.load())
+        whole = _own(weight.load())
+        weight.release()
+        return whole
     dest = layout_of(route.edges[-1].dest)
     fields = dest.fields(route.spec, weight.shape)
     parts = {part.name: torch.empty(part.shape, dtype=part.dtype) for part in fields}

@@ -8,33 +8,59 @@ code 2; a traceback appears only with ``--debug``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from qcompile.errors import QCompileError
+from qcompile.cli.text import visible
+from qcompile.errors import OptionError, QCompileError, SchemeError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are the family's own."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise OptionError(
+            "the command line", message, f"what {self.prog} --help lists", "correct the arguments"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
     try:
-        return int(arguments.run(arguments))
-    except QCompileError as error:
-        if arguments.debug:
+        arguments = _parser().parse_args(given)
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Python flushes once more at exit, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (QCompileError, OSError) as error:
+        if "--debug" in given:
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        known = error if isinstance(error, QCompileError) else _refused_by_system(error)
+        print(visible(f"{type(known).__name__}: {known}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="qcompile", description="Compile and run quantized models."
+def _refused_by_system(error: OSError) -> QCompileError:
+    return SchemeError(
+        str(error.filename or "the system"),
+        error.strerror or str(error),
+        "a file that can be read",
+        "check the path and its permissions",
     )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="qcompile", description="Compile and run quantized models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _demo(commands)
     _generate(commands)
@@ -43,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _demo(commands: argparse._SubParsersAction[Parser]) -> None:
     command = commands.add_parser(
         "demo", help="run Gemma 3 270M (Q4_K_M) from the packages of the demo extra"
     )
@@ -52,7 +78,7 @@ def _demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.set_defaults(run=_lazy("demo", "run_demo"))
 
 
-def _generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _generate(commands: argparse._SubParsersAction[Parser]) -> None:
     command = commands.add_parser("generate", help="continue a prompt")
     command.add_argument("file", help="a GGUF file or a checkpoint folder")
     command.add_argument("--prompt", required=True, help="text to continue")
@@ -71,7 +97,7 @@ def _common_generation(command: argparse.ArgumentParser) -> None:
     command.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _plan(commands: argparse._SubParsersAction[Parser]) -> None:
     command = commands.add_parser("plan", help="which kernel would run each site, and why")
     command.add_argument("file", help="a GGUF file or a checkpoint folder")
     command.add_argument("--device", default="cpu", help="cpu, cuda:sm90, npu:910b, ...")
@@ -83,7 +109,7 @@ def _plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     command.set_defaults(run=_lazy("show", "run_plan"))
 
 
-def _inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _inspect(commands: argparse._SubParsersAction[Parser]) -> None:
     command = commands.add_parser("inspect", help="what a checkpoint's headers say")
     command.add_argument("file", help="a GGUF file or a checkpoint folder")
     command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")

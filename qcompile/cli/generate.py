@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 import qcompile
+from qcompile.cli.text import visible
 from qcompile.errors import OptionError, nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -88,7 +89,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
     say(str(session.plan))
     if arguments.verify:
         say(f"verified {len(session.verification)} sites; worst: {session.verification[0]}")
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    ids = _tokens(tokenizer, prompt)
     say(f"tracing and compiling for {session.plan.target} ({session.plan.emitter}) ...")
     packed_before, begin = bar.seconds, time.perf_counter()
     _run(model, ids, 3, None)
@@ -99,7 +100,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
 
 def say(text: str) -> None:
     """Print to stderr, so that stdout holds the generated text alone."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def peak_memory() -> int:
@@ -119,6 +120,19 @@ def _dtype(name: str) -> torch.dtype:
             f"name a known dtype{nearest(name, DTYPES)}",
         )
     return DTYPES[name]
+
+
+def _tokens(tokenizer: Any, prompt: str) -> torch.Tensor:
+    """The prompt's ids, int64 ``[1, T]``."""
+    ids: torch.Tensor = tokenizer(prompt, return_tensors="pt").input_ids
+    if not ids.numel():
+        raise OptionError(
+            f"--prompt {prompt!r}",
+            "no tokens: it is empty, and the model has no token for the beginning of a text",
+            "a prompt with text",
+            "write some text",
+        )
+    return ids
 
 
 def _run(model: Any, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> Any:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 
 import qcompile
+from qcompile.cli.text import one_line, visible
 from qcompile.plans import mib
 from qcompile.weight import WeightRef
 
@@ -26,9 +27,9 @@ def run_plan(arguments: argparse.Namespace) -> int:
         on_unsupported=arguments.on_unsupported,
     )
     if arguments.explain:
-        print(plan.explain(arguments.explain))
+        print(visible(plan.explain(arguments.explain)))
     else:
-        print(plan.to_json() if arguments.json else plan)
+        print(plan.to_json() if arguments.json else visible(str(plan)))
     return 0
 
 
@@ -49,15 +50,17 @@ def run_inspect(arguments: argparse.Namespace) -> int:
             )
         )
         return 0
-    print(f"{with_tensors.path}  scheme {with_tensors.scheme}")
+    print(f"{one_line(str(with_tensors.path))}  scheme {with_tensors.scheme}")
     for key, value in with_tensors.facts().items():
-        print(f"  {key} = {_short(value)}")
+        print(f"  {one_line(key)} = {_short(value)}")
     print("\n".join(_table(tensors)))
     return 0
 
 
 def _table(tensors: Iterable[WeightRef]) -> list[str]:
-    rows = [(t.name, str(t.spec), " x ".join(map(str, t.shape)), t.nbytes) for t in tensors]
+    rows = [
+        (one_line(t.name), str(t.spec), " x ".join(map(str, t.shape)), t.nbytes) for t in tensors
+    ]
     wide = max((len(row[0]) for row in rows), default=0)
     lines = [f"  {n.ljust(wide)}  {s:<10}  {shape:<16}  {size:>12,}" for n, s, shape, size in rows]
     by_spec: dict[str, int] = {}
