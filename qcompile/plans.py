@@ -8,10 +8,10 @@ with its verdict; a weight that two sites share is counted once.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from qcompile.collapse import Group, collapse
 from qcompile.edge import Route
 from qcompile.errors import OptionError, nearest
 from qcompile.kernel import Kernel
@@ -232,50 +232,6 @@ def _reason(verdict: Verdict) -> str:
 def _stored(entry: Entry) -> str:
     """Name of the weight in its file."""
     return entry.site.weight.source.rpartition(": ")[2]
-
-
-# **** collapsing over layers ****
-
-_LAYER = re.compile(r"\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Sites that differ only in their layer."""
-
-    name: str
-    entries: tuple[Entry, ...]
-
-
-def collapse(entries: Iterable[Entry]) -> list[Group]:
-    """Group like sites over layers, keeping the order of first appearance."""
-    groups: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in entries:
-        weight = entry.site.weight
-        stem = _LAYER.sub(".*.", entry.site.name, count=1)
-        key = (stem, str(weight.spec), weight.shape, entry.runs_as, entry.layout)
-        groups.setdefault(key, []).append(entry)
-    return [Group(_ranged(str(key[0]), found), tuple(found)) for key, found in groups.items()]
-
-
-def _ranged(stem: str, entries: list[Entry]) -> str:
-    numbers = sorted(int(m.group(1)) for e in entries if (m := _LAYER.search(e.site.name)))
-    return stem.replace("*", ranges(numbers), 1) if numbers else stem
-
-
-def ranges(numbers: list[int]) -> str:
-    """Sorted numbers as ranges.
-
-    >>> ranges([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 def _summary(group: Group) -> tuple[str, str, str, str, str]:

@@ -7,7 +7,6 @@ Always holds: between passes the graph is valid (``check``); every weight node a
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ import torch
 from torch import fx
 
 from qcompile.errors import LowerError
-from qcompile.layout import QuantizedTensor
+from qcompile.layout import QuantizedTensor, layout_of
+from qcompile.listing import listing
 from qcompile.ops import decode_meaning, embedding, linear
 from qcompile.weight import WeightRef
 
@@ -107,17 +107,12 @@ class Program:
         self.graph.erase_node(node)
 
     def __str__(self) -> str:
-        """The graph as readable Python; weights carry their names."""
-        lines = [f"# {name} = {node.name}" for node, name in self.weights.items()]
-        with contextlib.suppress(TypeError):
-            self.graph_module.recompile()
-        return "\n".join([*lines, self.graph_module.code.strip(), ""])
+        """The graph as readable text; weights carry their names."""
+        return listing(self)
 
 
 def stored_parts(weight: WeightRef) -> dict[str, torch.Tensor]:
     """The parts of a stored weight on the meta device."""
-    from qcompile.layout import layout_of
-
     return layout_of(weight.layout).empty(weight.spec, weight.shape, device="meta")
 
 

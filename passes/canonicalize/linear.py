@@ -1,7 +1,8 @@
 """Every spelling of a linear with a named weight becomes ``aten.linear(x, w, bias)``.
 
 Before: ``F.linear(x, w, bias=b)``, ``addmm(b, x, w.t())``, ``mm(x, w.t())``, ``matmul(x, w.T)``,
-``x @ w.transpose(0, 1)`` and their ATen forms. After: ``aten.linear.default(x, w, b)``.
+``x @ w.transpose(0, 1)`` and their ATen forms. After: ``aten.linear.default(x, w, b)``; a transpose
+that nothing else uses is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def _rewrite(program: Program, node: fx.Node) -> bool:
         return False
     with program.graph.inserting_before(node):
         new = program.graph.call_function(LINEAR, found)
+    operands = [operand for operand in node.all_input_nodes if operand not in found]
     program.replace(node, new)
+    for operand in operands:
+        # A transpose left behind would look like a use of the weight that is no linear.
+        if not operand.users:
+            program.graph.erase_node(operand)
     return True
 
 
