@@ -15,8 +15,7 @@ from torch.nn import functional
 from qcompile.program import Program, stored_parts
 from qcompile.spec import AffineSpec, FloatSpec
 from qcompile.weight import WeightRef
-
-from .weights import random_weight, reference
+from support.weights import random_weight, reference
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SPEC = AffineSpec(4, 8, "offset")

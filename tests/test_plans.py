@@ -1,0 +1,156 @@
+"""Plans as text, JSON and explanations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.kernels import FakeKernel
+from support.weights import random_weight, reference
+
+from qcompile.collapse import collapse, ranges
+from qcompile.errors import OptionError
+from qcompile.passes.select import Policy, select
+from qcompile.plans import Plan
+from qcompile.site import EmbeddingSite, LinearSite, Site
+from qcompile.spec import AffineSpec
+from qcompile.target import Target
+from qcompile.weight import WeightRef
+
+LINEAR, ROWS = FakeKernel("fake.linear"), FakeKernel("fake.rows", "embedding")
+TARGET = Target("cpu", "avx2")
+
+
+def weight(name: str, bits: int = 4, n: int = 16) -> WeightRef:
+    made = reference(random_weight(AffineSpec(bits, 8, "offset"), n, 32), name)
+    stored = name.replace("layers", "blk").replace("model.", "")
+    return replace(made, source=f"model.gguf: {stored}")
+
+
+def sites() -> list[Site]:
+    """Six layers; the second half of down_proj has another spec; a tied head."""
+    embed = weight("model.embed.weight", n=64)
+    found: list[Site] = [EmbeddingSite("model.embed", embed)]
+    for layer in range(6):
+        for name in ("up", "down"):
+            path = f"model.layers.{layer}.{name}"
+            bits = 8 if name == "down" and layer in (1, 2, 5) else 4
+            found.append(LinearSite(path, weight(f"{path}.weight", bits)))
+    return [*found, LinearSite("head", embed)]
+
+
+def plan(*kernels: FakeKernel, policy: Policy = "error") -> Plan:
+    entries = select(sites(), kernels, TARGET, policy)
+    return Plan(TARGET, "gguf", "model.gguf", entries, notes=("a note",))
+
+
+def test_layers_share_lines() -> None:
+    groups = collapse(plan(LINEAR, ROWS).entries)
+    assert [(group.name, len(group.entries)) for group in groups] == [
+        ("model.embed", 1),
+        ("model.layers.0-5.up", 6),
+        ("model.layers.0,3-4.down", 3),
+        ("model.layers.1-2,5.down", 3),
+        ("head", 1),
+    ]
+
+
+def test_text() -> None:
+    lines = str(plan(LINEAR, ROWS)).splitlines()
+    assert lines[0] == "plan  model.gguf  scheme gguf  target cpu:avx2  emitter inductor"
+    assert lines[3].split() == [
+        *("model.layers.0,3-4.down", "linear", "uint4", "g8", "offset", "[16", "x", "32]"),
+        *("fake.linear", "3", "x", "0.0", "MiB"),
+    ]
+    assert lines[6].startswith("  14 sites, 0.0 MiB stored, 0.0 MiB packed; 0 float tensors")
+    assert lines[7:] == ["  note: a note"]
+
+
+def test_text_says_what_was_refused() -> None:
+    text = str(plan(FakeKernel("fake.linear", refuse=lambda site: "K 32 is no multiple of 64")))
+    assert "14 of 14 sites have no kernel" in text
+    assert "13 x fake.linear: K 32 is no multiple of 64" in text
+    assert "1 x the backend cpu has no kernel for embedding sites yet" in text
+    assert "packed" not in text
+
+
+@pytest.mark.parametrize(
+    ("names", "grouped"),
+    [
+        (["0.proj", "1.proj", "2.proj"], ["0-2.proj"]),
+        (["layers.0", "layers.1"], ["layers.0-1"]),
+        (["a.0.b.1", "a.1.b.1"], ["a.0-1.b.1"]),
+        (["a1.b", "a2.b"], ["a1.b", "a2.b"]),
+        (["layers.3.q"], ["layers.3.q"]),
+    ],
+)
+def test_any_numbered_component_is_a_layer(names: list[str], grouped: list[str]) -> None:
+    entries = select([LinearSite(n, weight(f"{n}.weight")) for n in names], [LINEAR], TARGET)
+    assert [group.name for group in collapse(entries)] == grouped
+
+
+@pytest.mark.parametrize("numbers", [[], [4], [4, 6], [1, 2, 3, 5, 9, 10]])
+def test_ranges_can_be_read_back(numbers: list[int]) -> None:
+    back: list[int] = []
+    for run in filter(None, ranges(numbers).split(",")):
+        first, _, last = run.partition("-")
+        back += range(int(first), int(last or first) + 1)
+    assert back == numbers
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.2.up", "model.layers.2.up.weight", "blk.2.up.weight", "blk.2.up"],
+)
+def test_a_site_has_four_names(name: str) -> None:
+    text = plan(FakeKernel("other", refuse=lambda site: "not today"), LINEAR, ROWS).explain(name)
+    assert text.splitlines() == [
+        "model.layers.2.up  linear  uint4 g8 offset [16 x 32]  1,024 bytes",
+        "  from model.gguf: blk.2.up.weight",
+        "  [ ] other  refused  not today",
+        "  [x] fake.linear  cost 1  as None",
+        "  packed as affine uint4 g8 offset: 1,024 bytes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typo", "hint"),
+    [
+        ("model.layers.2.upp", "model.layers.2.up"),
+        ("blk.3.donw.weight", "blk.3.down.weight"),
+        ("model.embed.wieght", "model.embed.weight"),
+    ],
+)
+def test_an_unknown_site_gets_the_nearest(typo: str, hint: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        plan(LINEAR, ROWS).explain(typo)
+    assert f"did you mean {hint!r}?" in caught.value.fix
+
+
+def test_json_is_stable_and_complete() -> None:
+    made = plan(LINEAR, ROWS)
+    text = made.to_json()
+    assert text == made.to_json() == plan(LINEAR, ROWS).to_json()
+    content = json.loads(text)
+    assert content["target"] == "cpu:avx2"
+    assert content["bytes_before"] == made.bytes_before
+    assert [site["site"] for site in content["sites"]] == [e.site.name for e in made.entries]
+    first = content["sites"][0]
+    assert first["verdicts"] == [{"kernel": "fake.rows", "cost": 1.0, "text": "as None"}]
+    assert (first["runs_as"], first["edges"], first["bytes_after"]) == ("fake.rows", [], 4096)
+
+
+def test_json_of_a_refused_plan_names_no_layout() -> None:
+    content = json.loads(plan().to_json())
+    assert {site["packed_layout"] for site in content["sites"]} == {None}
+    assert {site["runs_as"] for site in content["sites"]} == {"no kernel"}
+
+
+def test_a_shared_weight_is_counted_once() -> None:
+    made = plan(LINEAR, ROWS)
+    one = sum(e.site.weight.nbytes for e in made.entries[:-1])
+    assert (made.bytes_before, made.bytes_after) == (one, one)
+    floats = plan(policy="dequantize")
+    assert floats.bytes_after == 4 * 32 * (64 + 12 * 16)
+    assert not floats.refused
