@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +21,16 @@ from qcompile.backends import Backend
 from qcompile.binding import check_identity
 from qcompile.capture import parameter_names
 from qcompile.emit import emitter_of
-from qcompile.errors import OptionError, QCompileError, SchemeError, nearest
+from qcompile.errors import OptionError, QCompileError
+from qcompile.layout import Shape
 from qcompile.modules import install_weights, module_sites
+from qcompile.options import (
+    check_dtype,
+    check_module,
+    check_policy,
+    kept_names,
+    opened_checkpoint,
+)
 from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.plans import Plan
 from qcompile.schemes import Checkpoint
@@ -34,7 +41,6 @@ from qcompile.target import Target
 from qcompile.weight import WeightRef
 
 Model = TypeVar("Model", bound=nn.Module)
-POLICIES = ("error", "dequantize")
 
 
 def open(path: str | Path, scheme: str = "auto") -> Checkpoint:
@@ -87,7 +93,7 @@ def plan(
         )
     target, backend = _backend(device)
     if isinstance(model, nn.Module):
-        opened = _opened(checkpoint, scheme)
+        opened = opened_checkpoint(checkpoint, scheme)
         catalogue = _catalogue(opened, model, ())
         sites: list[Site] = module_sites(model, catalogue)
         floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
@@ -185,6 +191,7 @@ def load(
         the model (``forward`` and ``generate``) and the tokenizer.
     """
     _backend(device)
+    check_dtype(dtype)
     checkpoint = schemes.open_checkpoint(path, scheme)
     model, tokenizer = checkpoint.build(dtype or torch.float32)
     compiled = optimize(
@@ -218,6 +225,8 @@ def session_for(
 ) -> Session:
     """Everything that is decided about a module before it is traced. The module is not changed."""
     target, backend = _backend(device)
+    check_module(model)
+    check_dtype(dtype)
     if isinstance(getattr(model, "qcompile", None), Session):
         raise OptionError(
             type(model).__name__,
@@ -232,8 +241,8 @@ def session_for(
             "a backend that emulates its operators",
             "leave emulate out",
         )
-    opened = _opened(checkpoint, scheme)
-    catalogue = _catalogue(opened, model, tuple(keep))
+    opened = opened_checkpoint(checkpoint, scheme)
+    catalogue = _catalogue(opened, model, keep)
     floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     activations = dtype or _float_dtype(model)
     made = _plan(
@@ -272,13 +281,7 @@ def _plan(
     dtype: torch.dtype,
     emitter: str | None,
 ) -> Plan:
-    if policy not in POLICIES:
-        raise OptionError(
-            f"on_unsupported={policy!r}",
-            "unknown policy",
-            f"one of {', '.join(POLICIES)}",
-            f"name a known policy{nearest(str(policy), POLICIES)}",
-        )
+    check_policy(policy)
     chosen = emitter or backend.compiler()
     emitter_of(chosen)
     entries = select(sites, backend.KERNELS, target, policy, dtype)
@@ -291,36 +294,26 @@ def _same_target(target: Target, device: str) -> bool:
     return asked.kind == target.kind and asked.arch in (None, target.arch)
 
 
-def _opened(checkpoint: str | Path | Checkpoint | None, scheme: str) -> Checkpoint:
-    if checkpoint is None:
-        raise OptionError(
-            "checkpoint=None",
-            "a module without quantized weights",
-            "the checkpoint's path",
-            'pass checkpoint="model.gguf"',
-        )
-    if isinstance(checkpoint, (str, Path)):
-        return schemes.open_checkpoint(checkpoint, scheme)
-    return checkpoint
-
-
 def _catalogue(
-    opened: Checkpoint, model: nn.Module, keep: tuple[str, ...]
+    opened: Checkpoint, model: nn.Module, keep: Iterable[str]
 ) -> Mapping[str, WeightRef]:
     shapes = _shapes(model)
-    patterns = [re.compile(pattern) for pattern in keep]
-    kept = [name for name in shapes if any(p.fullmatch(name) for p in patterns)]
-    for name in kept:
-        if model.get_parameter(name).is_meta:
-            raise SchemeError(
-                name,
-                "is on the meta device and keep names it",
-                "a parameter with values",
-                "leave it out of keep, or give it values first",
-            )
-    catalogue = opened.catalogue(shapes, kept)
+    kept = kept_names(model, shapes, keep)
+    catalogue = opened.catalogue(_without_aliases(model, shapes, opened.tensors), kept)
     check_identity(model, catalogue, str(opened.path), kept)
     return catalogue
+
+
+def _without_aliases(
+    model: nn.Module, shapes: Mapping[str, Shape], tensors: Collection[str]
+) -> dict[str, Shape]:
+    """Leave out further names of a shared parameter that the file stores under another one."""
+    stored = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in tensors}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name in tensors or id(model.get_parameter(name)) not in stored
+    }
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

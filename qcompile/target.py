@@ -36,6 +36,13 @@ class Target:
         Raises:
             OptionError: the kind or the architecture is unknown.
         """
+        if not isinstance(text, str):
+            raise OptionError(
+                f"device={text!r}",
+                f"a {type(text).__name__}",
+                "a text such as 'cpu' or 'cuda:sm90'",
+                f"pass device={str(text)!r}",
+            )
         kind, colon, arch = text.partition(":")
         if kind not in ARCHITECTURES:
             raise OptionError(

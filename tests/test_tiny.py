@@ -115,9 +115,6 @@ def test_reduced_precision(mixed: Path) -> None:
     assert relative_l2(logits, exact_copy(mixed, tiny())(IDS)) < 3e-2
 
 
-@pytest.mark.xfail(
-    strict=True, raises=SchemeError, reason="a shared parameter is asked for under both names"
-)
 def test_a_parameter_with_two_names(mixed: Path) -> None:
     torch._dynamo.reset()
     model: Any = qcompile.optimize(Tied(), checkpoint=mixed, emitter="eager")
@@ -138,3 +135,12 @@ def test_a_plan_for_a_device_that_is_not_here(mixed: Path, device: str) -> None:
     planned = qcompile.plan(model, device=device, checkpoint=mixed, on_unsupported="dequantize")
     assert not planned.refused
     assert planned.bytes_after == 4 * (64 * 256 + 3 * 256 * 512)
+
+
+def test_a_tensor_that_is_missing_is_named(mixed: Path) -> None:
+    bigger: Any = tiny()
+    bigger.extra = nn.Linear(8, 8)
+    with pytest.raises(SchemeError, match=r"missing in the checkpoint: extra\.weight, extra\.bias"):
+        qcompile.optimize(bigger, checkpoint=mixed)
+    with pytest.raises(SchemeError, match="architecture 'plain' is not supported"):
+        qcompile.optimize(nn.Linear(8, 8), checkpoint=mixed)  # no name in common

@@ -22,6 +22,7 @@ from qcompile.schemes.gguf.architectures import (
     GLOBAL,
     HELPERS,
     IGNORED_IN_LAYER,
+    KNOWN,
     OUTPUT,
     Stem,
 )
@@ -58,7 +59,11 @@ def catalogue(
     """
     where = str(file.path)
     wanted = {name: shape for name, shape in parameters.items() if name not in kept}
-    if wanted and all(name in file.tensors for name in wanted):
+    # A file of an unknown architecture can only be meant by its own names; then what is missing is
+    # told as missing. One name in common is enough to tell.
+    foreign = file.metadata.get("general.architecture") not in KNOWN
+    named = [name in file.tensors for name in wanted]
+    if named and (all(named) or (foreign and any(named))):
         weights = {name: file.weight(name) for name in file.tensors if name not in kept}
         return bind(wanted, weights, where)
     configuration = read_configuration(file)
