@@ -22,7 +22,9 @@ from qcompile.target import Target
 
 CPU = backends.load("cpu")
 CPU.prepare()
-SHAPES = ((1, 8), (16, 32), (37, 203), (130, 96), (48, 520))
+# No shape with a single output: one sum may cancel to nearly nothing, and then no relative error is
+# small. The last one has groups wide enough for sums to lose digits.
+SHAPES = ((17, 8), (16, 32), (37, 203), (130, 96), (48, 520), (20, 4096))
 
 
 def specs() -> Iterator[AffineSpec | LookupSpec]:
@@ -69,9 +71,9 @@ def run(kernel: Kernel, packed: QuantizedTensor, x: torch.Tensor, *rest: Any) ->
     return fx.GraphModule(owner, graph)(x)  # type: ignore[no-any-return]
 
 
-def error(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
-    """L2 error relative to the sums of absolute products, which sums of few terms need."""
-    return float((found.double() - expected.double()).norm() / scale.double().norm())
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The relative L2 error that ``Tolerance`` bounds."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("kernel", CPU.KERNELS, ids=lambda kernel: kernel.name)
@@ -79,6 +81,7 @@ def error(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> f
 def test_accepted_sites_agree_with_the_reference(
     kernel: Kernel, spec: AffineSpec | LookupSpec
 ) -> None:
+    torch.manual_seed(0)
     for n, k in SHAPES:
         weight = random_weight(spec, n, k)
         packed, exact = packed_for(kernel, weight), weight.dequantize()
@@ -94,9 +97,8 @@ def test_accepted_sites_agree_with_the_reference(
         for rows in (1, 2, 3, 4, 5, 17) if kernel.layout else (1, 17):
             x, bias = torch.randn(rows, k), torch.randn(n) if rows % 2 else None
             expected = x.double() @ exact.double().T + (0.0 if bias is None else bias.double())
-            scale = x.double().abs() @ exact.double().abs().T
             found = run(kernel, packed, x, bias)
-            assert error(found, expected, scale) <= kernel.tolerance.relative_l2
+            assert error(found, expected) <= kernel.tolerance.relative_l2
 
 
 @pytest.mark.parametrize("kernel", [k for k in CPU.KERNELS if k.kind == "linear"], ids=str)
@@ -122,7 +124,7 @@ def test_activations_of_any_shape_stride_and_dtype(kernel: Kernel) -> None:
         found = run(kernel, packed, x, torch.ones(48, dtype=dtype))
         assert found.dtype == dtype
         expected = (x.float() @ exact.T + 1.0).to(dtype)
-        assert error(found, expected, expected) <= torch.finfo(dtype).eps
+        assert error(found, expected) <= torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("kernel", CPU.KERNELS, ids=lambda kernel: kernel.name)

@@ -36,6 +36,28 @@ def test_logits_agree_with_the_exact_model(name: str) -> None:
     assert model.qcompile.compiles == 1
 
 
+def test_the_default_emitter_agrees_too() -> None:
+    """Inductor, layer by layer where a compiler is found: prefill, and decode with a cache."""
+    entry = zoo_entry("gguf-q2_k", "gguf", "dense")
+    torch._dynamo.reset()
+    model: Any = qcompile.load(entry.path, emitter="inductor")[0]
+    ids = torch.tensor([entry.sequences["16"]])
+    settings: Any = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "cache_implementation": "static",
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    found = model.generate(ids, **settings)
+    expected = torch.from_numpy(entry.references["exact_logits_16"])[-1:]
+    assert relative_l2(found.logits[0], expected) < 1e-5
+    eager: Any = qcompile.load(entry.path, emitter="eager")[0]
+    assert torch.equal(found.sequences, eager.generate(ids, **settings).sequences)
+    assert model.qcompile.compiles == 2
+
+
 def test_loss_on_the_text_is_as_stored() -> None:
     entry = zoo_entry("gguf-q2_k", "gguf", "dense")
     model, _ = qcompile.load(entry.path, emitter="eager")
