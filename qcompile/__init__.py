@@ -4,6 +4,7 @@ Comes in: a quantized checkpoint or a module and a device. Goes out: a compiled 
 Always holds: importing this imports torch and nothing of a vendor.
 """
 
+from qcompile import frame_layouts as _frame_layouts  # noqa: F401 - registers its layouts
 from qcompile.api import load, open, optimize, plan
 from qcompile.errors import (
     CaptureError,

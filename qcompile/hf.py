@@ -37,24 +37,39 @@ def need_transformers(where: str) -> Any:
         ) from error
 
 
-def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
-    """A causal language model whose parameters are on the meta device.
+def build_skeleton(
+    config: PretrainedConfig, dtype: torch.dtype, architecture: str | None = None
+) -> nn.Module:
+    """A model whose parameters are on the meta device.
 
     Args:
         config: its configuration.
         dtype: dtype of the parameters.
+        architecture: name of its class in transformers; the causal language model of the
+            configuration when None.
 
     Returns:
         the model in eval mode, tied where its configuration ties, without gradients.
 
     Raises:
         OptionError: transformers or accelerate is not installed.
+        SchemeError: transformers has no class of this name.
     """
     transformers = need_transformers("build_skeleton")
     from accelerate import init_empty_weights
 
+    make = transformers.AutoModelForCausalLM.from_config
+    if architecture is not None:
+        if not hasattr(transformers, architecture):
+            raise SchemeError(
+                "config.json: architectures",
+                f"{architecture}",
+                f"a class of transformers {transformers.__version__}",
+                "build the module and use qcompile.optimize",
+            )
+        make = getattr(transformers, architecture)._from_config
     with init_empty_weights(include_buffers=False):
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: nn.Module = make(config, dtype=dtype)
     model.tie_weights()  # type: ignore[operator]
     divisors = getattr(config, FREQUENCY_DIVISORS, None)
     if divisors is not None:

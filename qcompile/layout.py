@@ -4,35 +4,8 @@ Comes in: a spec and a shape. Goes out: named parts with a dtype and a shape eac
 Always holds: a layout says enough to allocate its parts without looking at data, and every layout
 that a checkpoint or a pass can produce has a decoder to float32.
 
-Three layouts belong to no scheme and no device; schemes and backends register their own.
-
-``affine``
-    ``codes`` uint8 ``[N, K]``, one code a byte; ``scale`` ``[N, G]``; for the form *zero* also
-    ``zero`` int32 ``[N, G]``, for the form *offset* also ``offset`` float32 ``[N, G]``; for the
-    order *indexed* also ``g_idx`` int32 ``[K]``.
-
-    >>> import torch
-    >>> from qcompile.spec import AffineSpec
-    >>> spec = AffineSpec(bits=4, group=4, form="offset")
-    >>> w = QuantizedTensor(spec, "affine", (1, 8), {
-    ...     "codes": torch.tensor([[0, 1, 2, 15, 0, 1, 2, 15]], dtype=torch.uint8),
-    ...     "scale": torch.tensor([[0.5, 1.0]]), "offset": torch.tensor([[-1.0, 0.0]])})
-    >>> w.dequantize().tolist()
-    [[-1.0, -0.5, 0.0, 6.5, 0.0, 1.0, 2.0, 15.0]]
-
-``lookup``
-    ``codes`` uint8 ``[N, K]``; ``scale`` ``[N, G]``. The table is in the spec.
-
-    >>> from qcompile.spec import LookupSpec
-    >>> spec = LookupSpec(bits=2, group=8, table=(-4, -1, 1, 4))
-    >>> w = QuantizedTensor(spec, "lookup", (1, 8), {
-    ...     "codes": torch.tensor([[0, 1, 2, 3, 3, 2, 1, 0]], dtype=torch.uint8),
-    ...     "scale": torch.tensor([[0.25]])})
-    >>> w.dequantize().tolist()
-    [[-1.0, -0.25, 0.25, 1.0, 1.0, 0.25, -0.25, -1.0]]
-
-``float``
-    ``data`` ``[N, K]`` of the spec's dtype.
+The layouts of the frame itself are in ``qcompile.frame_layouts``; schemes and backends register
+their own.
 """
 
 from __future__ import annotations
@@ -43,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from qcompile.errors import LayoutError
-from qcompile.spec import AffineSpec, FloatSpec, LookupSpec, Spec
+from qcompile.spec import Spec
 
 Shape = tuple[int, ...]
 
@@ -56,14 +29,16 @@ class Field:
         name: key in ``QuantizedTensor.parts``.
         dtype: dtype of the part.
         shape: shape of the part.
-        rows: output rows of the weight that one entry along the part's first dimension holds; 0
-            when the part does not belong to rows (a table, an index over columns).
+        rows: output rows of the weight that one entry along ``axis`` holds; 0 when the part does
+            not belong to rows (a table, an index over columns).
+        axis: the dimension of the part along which the rows lie.
     """
 
     name: str
     dtype: torch.dtype
     shape: Shape
     rows: int = 1
+    axis: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -130,23 +105,16 @@ class QuantizedTensor:
         """The weight restricted to some output rows, in the same layout.
 
         Args:
-            rows: a slice (no bytes are copied) or an int64 index tensor.
+            rows: a slice of step 1 (no bytes are copied) or an int64 index tensor.
 
         Raises:
-            LayoutError: a part of this layout holds several rows in one entry.
+            LayoutError: a part of this layout holds several rows in one entry, and ``rows`` is not
+                a run of whole entries.
         """
         fields = layout_of(self.layout).fields(self.spec, self.shape)
-        parts: dict[str, torch.Tensor] = {}
-        for part in fields:
-            if part.rows > 1:
-                raise LayoutError(
-                    f"layout {self.layout}",
-                    f"part {part.name!r} interleaves {part.rows} rows",
-                    "a layout with one row in each entry",
-                    "take the rows before the edge to this layout",
-                )
-            tensor = self.parts[part.name]
-            parts[part.name] = tensor[rows] if part.rows == 1 else tensor
+        parts = {
+            part.name: take_entries(part, self.parts[part.name], rows, self) for part in fields
+        }
         count = len(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else len(rows)
         return QuantizedTensor(self.spec, self.layout, (count, *self.shape[1:]), parts)
 
@@ -162,6 +130,33 @@ class QuantizedTensor:
                 f"{wanted} for layout {self.layout}, spec {self.spec}, shape {self.shape}",
                 "report this: a scheme or an edge produced a wrong record",
             )
+
+
+def take_entries(
+    part: Field, tensor: torch.Tensor, rows: slice | torch.Tensor, weight: QuantizedTensor
+) -> torch.Tensor:
+    """The entries of one part that hold some rows of a weight. Raises as ``take_rows`` does."""
+    if part.rows == 0:
+        return tensor
+    if not isinstance(rows, slice):
+        if part.rows > 1:
+            raise _interleaved(part, weight, "single rows")
+        return tensor.index_select(part.axis, rows)
+    count = weight.shape[0]
+    start, stop, _ = rows.indices(count)
+    if start % part.rows or (stop % part.rows and stop != count):
+        raise _interleaved(part, weight, f"rows {start}..{stop}")
+    first, last = start // part.rows, -(-stop // part.rows)
+    return tensor.narrow(part.axis, first, max(0, last - first))
+
+
+def _interleaved(part: Field, weight: QuantizedTensor, rows: str) -> LayoutError:
+    return LayoutError(
+        f"layout {weight.layout}",
+        f"part {part.name!r} interleaves {part.rows} rows; {rows} were asked for",
+        f"runs of rows that start and end at multiples of {part.rows}",
+        "take the rows before the edge to this layout",
+    )
 
 
 # **** registry ****
@@ -189,79 +184,3 @@ def layout_of(name: str) -> Layout:
             "import the scheme or backend that owns it",
         )
     return _LAYOUTS[name]
-
-
-# **** the three layouts of the frame ****
-
-
-def _affine_fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
-    if not isinstance(spec, AffineSpec):
-        raise _wrong_spec("affine", spec, "an affine spec")
-    *lead, n, k = shape
-    groups = -(-k // spec.group)
-    fields = [
-        Field("codes", torch.uint8, (*lead, n, k)),
-        Field("scale", spec.scale, (*lead, n, groups)),
-    ]
-    if spec.form == "zero":
-        fields.append(Field("zero", torch.int32, (*lead, n, groups)))
-    if spec.form == "offset":
-        fields.append(Field("offset", torch.float32, (*lead, n, groups)))
-    if spec.order == "indexed":
-        fields.append(Field("g_idx", torch.int32, (k,), rows=0))
-    return tuple(fields)
-
-
-def _affine_decode(weight: QuantizedTensor) -> torch.Tensor:
-    spec = weight.spec
-    assert isinstance(spec, AffineSpec)
-    codes = weight.parts["codes"].to(torch.float32)
-    scale = _per_column(weight.parts["scale"].to(torch.float32), weight, spec)
-    if spec.form == "offset":
-        return scale * codes + _per_column(weight.parts["offset"], weight, spec)
-    if spec.form == "zero":
-        return scale * (codes - _per_column(weight.parts["zero"].to(torch.float32), weight, spec))
-    return scale * (codes - 2.0 ** (spec.bits - 1))
-
-
-def _per_column(values: torch.Tensor, weight: QuantizedTensor, spec: AffineSpec) -> torch.Tensor:
-    if spec.order == "indexed":
-        return values[..., weight.parts["g_idx"].long()]
-    return values.repeat_interleave(spec.group, dim=-1)[..., : weight.shape[-1]]
-
-
-def _lookup_fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
-    if not isinstance(spec, LookupSpec):
-        raise _wrong_spec("lookup", spec, "a lookup spec")
-    *lead, n, k = shape
-    return (
-        Field("codes", torch.uint8, (*lead, n, k)),
-        Field("scale", spec.scale, (*lead, n, -(-k // spec.group))),
-    )
-
-
-def _lookup_decode(weight: QuantizedTensor) -> torch.Tensor:
-    spec = weight.spec
-    assert isinstance(spec, LookupSpec)
-    table = torch.tensor(spec.table, dtype=torch.float32)
-    scale = weight.parts["scale"].to(torch.float32).repeat_interleave(spec.group, dim=-1)
-    return scale[..., : weight.shape[-1]] * table[weight.parts["codes"].long()]
-
-
-def _float_fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
-    if not isinstance(spec, FloatSpec):
-        raise _wrong_spec("float", spec, "a float spec")
-    return (Field("data", spec.dtype, shape),)
-
-
-def _wrong_spec(layout: str, spec: Spec, wanted: str) -> LayoutError:
-    return LayoutError(
-        f"layout {layout}", f"spec {spec}", wanted, "take an edge to a layout that fits this spec"
-    )
-
-
-AFFINE = register_layout(Layout("affine", _affine_fields, _affine_decode))
-LOOKUP = register_layout(Layout("lookup", _lookup_fields, _lookup_decode))
-FLOAT = register_layout(
-    Layout("float", _float_fields, lambda weight: weight.parts["data"].to(torch.float32))
-)

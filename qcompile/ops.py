@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional
 
 from qcompile.layout import QuantizedTensor, Shape, layout_of
-from qcompile.spec import AffineSpec, BlockSpec, FloatSpec, LookupSpec, Spec
+from qcompile.spec import AffineSpec, BlockSpec, FloatSpec, LookupSpec, ScaledSpec, Spec
 
 _ROWS_AT_ONCE = 4096
 _SPECS: dict[str, type[Spec]] = {
-    cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, FloatSpec)
+    cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, ScaledSpec, FloatSpec)
 }
 
 

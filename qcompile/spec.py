@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 AffineForm = Literal["symmetric", "zero", "offset"]
+GroupOrder = Literal["sequential", "permuted", "indexed"]
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,19 @@ class AffineSpec:
         group: input columns that share a scale; K for a per-channel scale.
         form: which of the three formulas above.
         scale: dtype in which the scales are exact.
-        order: ``sequential`` when ``g(k) = k // group``, ``indexed`` when ``g(k)`` is stored.
+        order: ``sequential`` when ``g(k) = k // group``. Otherwise ``g(k)`` is stored:
+            ``permuted`` when every group has ``group`` columns (the last one what is left), so that
+            sorting the columns by group makes them sequential; ``indexed`` for any other index.
     """
 
     bits: int
     group: int
     form: AffineForm
     scale: torch.dtype = torch.float32
-    order: Literal["sequential", "indexed"] = "sequential"
+    order: GroupOrder = "sequential"
 
     def __str__(self) -> str:
-        tail = "" if self.order == "sequential" else " act-order"
+        tail = {"sequential": "", "permuted": " act-order", "indexed": " indexed"}[self.order]
         return f"uint{self.bits} g{self.group} {self.form}{tail}"
 
 
@@ -99,6 +102,24 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
+class ScaledSpec:
+    """Narrow floats with a scale: ``scale[n, g] * float(data[n, k])``.
+
+    Attributes:
+        dtype: dtype of the stored numbers, for instance ``torch.float8_e4m3fn``.
+        group: input columns that share a scale; K for a per-channel scale.
+        scale: dtype in which the scales are exact.
+    """
+
+    dtype: torch.dtype
+    group: int
+    scale: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} g{self.group}"
+
+
+@dataclass(frozen=True)
 class FloatSpec:
     """Plain numbers of one dtype: the checkpoint did not quantize this tensor."""
 
@@ -108,7 +129,28 @@ class FloatSpec:
         return str(self.dtype).removeprefix("torch.")
 
 
-Spec = AffineSpec | LookupSpec | BlockSpec | FloatSpec
+Spec = AffineSpec | LookupSpec | BlockSpec | ScaledSpec | FloatSpec
+
+
+@dataclass(frozen=True)
+class ActivationSpec:
+    """How a checkpoint expects the input of a weight to be quantized, where it does.
+
+    Attributes:
+        dtype: dtype of the quantized activations, ``torch.int8`` or ``torch.float8_e4m3fn``.
+        per: what shares a scale.
+        dynamic: whether the scale is computed from each input; else the checkpoint stores it.
+        symmetric: whether zero is stored as zero.
+    """
+
+    dtype: torch.dtype
+    per: Literal["token", "tensor", "group"]
+    dynamic: bool = True
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        when = "dynamic" if self.dynamic else "static"
+        return f"{str(self.dtype).removeprefix('torch.')} per {self.per}, {when}"
 
 
 def is_quantized(spec: Spec) -> bool:

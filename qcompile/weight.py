@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qcompile.layout import QuantizedTensor, Shape, layout_of
-from qcompile.spec import Spec
+from qcompile.spec import ActivationSpec, Spec
 
 Rows = slice | torch.Tensor
 
@@ -31,6 +31,8 @@ class WeightRef:
             file mapping: valid while the checkpoint is open, never to be written.
         source: where it comes from, for messages: ``model.gguf: blk.0.attn_q.weight``.
         release: drops the pages that ``read`` brought into memory, where that is possible.
+        facts: what the scheme's configuration says of this weight, one line for the plan.
+        activations: how the checkpoint expects the weight's input to be quantized, if it does.
     """
 
     name: str
@@ -40,6 +42,8 @@ class WeightRef:
     read: Callable[[Rows], QuantizedTensor]
     source: str
     release: Callable[[], None] = lambda: None
+    facts: str = ""
+    activations: ActivationSpec | None = None
 
     @property
     def nbytes(self) -> int:

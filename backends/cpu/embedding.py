@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from qcompile.backends.cpu.linear import judge
-from qcompile.backends.cpu.panel import NAME, arguments
+from qcompile.backends.cpu.panel import NAME, arguments, is_permuted
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
@@ -31,7 +31,9 @@ class PanelEmbedding:
     tolerance: Tolerance = Tolerance(0.0, "rows are decoded as the spec defines them")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
-        """The same weights as the linear kernel."""
+        """The same weights as the linear kernel, unless their columns are permuted."""
+        if is_permuted(site.weight.spec):
+            return Reject("rows come out with their columns permuted (act-order)")
         return judge(site, target)
 
     def emit(

@@ -44,17 +44,20 @@ class PanelLinear:
     tolerance: Tolerance = Tolerance(2e-6, "sums are taken by group, then over groups, in float32")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
-        """Affine and lookup weights whose groups run in order."""
+        """Affine and lookup weights whose groups have one size."""
         return judge(site, target)
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
     ) -> fx.Node:
-        """One call for the product and the bias."""
+        """One call for the product and the bias; before it a gather where columns are permuted."""
         bias = node.args[3] if len(node.args) > 3 else None
+        x, (blob, table, *columns) = node.args[0], parts
+        if columns:
+            x = graph.call_function(torch.ops.aten.index_select.default, (x, -1, columns[0]))
         return graph.call_function(
             torch.ops.qcompile_cpu.panel_linear.default,
-            (node.args[0], *parts, bias, *arguments(weight.spec, weight.shape)),
+            (x, blob, table, bias, *arguments(weight.spec, weight.shape)),
         )
 
 

@@ -9,7 +9,8 @@ spec, zeros otherwise. A panel is, for each group: 16 scales (f16 or f32), 16 ze
 little-endian number of ``bits`` bytes, code ``c`` at bits ``[c * bits, (c + 1) * bits)``, cut into
 words of 4, 2 and 1 bytes; each word is stored for all 16 rows before the next. Codes of the form
 *symmetric* are stored minus ``2**(bits - 1)``, in two's complement. Groups are padded to a multiple
-of 8 columns.
+of 8 columns. For the order *permuted* also ``columns`` int32 ``[K]``: the panels hold column
+``columns[i]`` of the weight at place ``i``, so that groups run in order; kernels gather the input.
 
 Codes ``0..7`` of 4 bits are ``-8..-1``, the nibbles 8 to 15, lowest first, in a row's one word:
 
@@ -71,13 +72,18 @@ def unfit(spec: Spec) -> str | None:
     """Why a spec cannot be stored as panels, or None when it can."""
     if not isinstance(spec, (AffineSpec, LookupSpec)):
         return f"spec {spec} is neither affine nor a lookup"
-    if isinstance(spec, AffineSpec) and spec.order != "sequential":
-        return "columns of a panel belong to groups in order; this weight has its own group index"
+    if isinstance(spec, AffineSpec) and spec.order == "indexed":
+        return "groups of a panel have one size; this weight's group index makes them uneven"
     if spec.scale not in (torch.float16, torch.float32):
         return f"scales must be float16 or float32, not {spec.scale}"
     if not 1 <= spec.bits <= (4 if isinstance(spec, LookupSpec) else 8):
         return f"{spec.bits} bits; panels hold 1 to 8, and 4 at most with a table"
     return None
+
+
+def is_permuted(spec: Spec) -> bool:
+    """Whether panels of this spec hold the columns in an order of their own."""
+    return isinstance(spec, AffineSpec) and spec.order == "permuted"
 
 
 def _head(spec: AffineSpec | LookupSpec) -> int:
@@ -100,7 +106,10 @@ def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     each = _head(spec) + -(-spec.group // UNIT) * ROWS * spec.bits
     last = _head(spec) + -(-rest // UNIT) * ROWS * spec.bits if rest else 0
     blob = Field("blob", torch.uint8, (-(-n // ROWS), full * each + last), rows=ROWS)
-    return blob, Field("table", torch.int8, (16,), rows=0)
+    table = Field("table", torch.int8, (16,), rows=0)
+    if not is_permuted(spec):
+        return blob, table
+    return blob, table, Field("columns", torch.int32, (k,), rows=0)
 
 
 def _decode(weight: QuantizedTensor) -> torch.Tensor:
@@ -113,7 +122,10 @@ def _decode(weight: QuantizedTensor) -> torch.Tensor:
         codes = _codes(body.reshape(len(blob), -1, ROWS * spec.bits), spec.bits)
         out.append(_values(codes, head, weight)[:, :columns])
         at += _head(spec) + size
-    return torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
+    values = torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
+    if not is_permuted(spec):
+        return values
+    return torch.empty_like(values).index_copy_(1, weight.parts["columns"].long(), values)
 
 
 def _codes(units: torch.Tensor, bits: int) -> torch.Tensor:
@@ -165,8 +177,13 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     if form_of(spec) in (1, 2):
         extra = weight.parts["zero" if form_of(spec) == 1 else "offset"].float().contiguous()
     group = min(spec.group, weight.shape[1])
+    codes = weight.parts["codes"]
+    order = None
+    if is_permuted(spec):
+        order = torch.argsort(weight.parts["g_idx"], stable=True)
+        codes = codes.index_select(1, order)
     blob = torch.ops.qcompile_cpu.panel_pack(
-        weight.parts["codes"].contiguous(),
+        codes.contiguous(),
         weight.parts["scale"].to(spec.scale).contiguous(),
         extra,
         spec.bits,
@@ -176,7 +193,10 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     table = torch.zeros(16, dtype=torch.int8)
     if isinstance(spec, LookupSpec):
         table[: len(spec.table)] = torch.tensor(spec.table, dtype=torch.int8)
-    return QuantizedTensor(spec, NAME, weight.shape, {"blob": blob, "table": table})
+    parts = {"blob": blob, "table": table}
+    if order is not None:
+        parts["columns"] = order.to(torch.int32)
+    return QuantizedTensor(spec, NAME, weight.shape, parts)
 
 
 PANEL = register_layout(Layout(NAME, _fields, _decode))

@@ -36,7 +36,8 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
     dest = layout_of(route.edges[-1].dest)
     fields = dest.fields(route.spec, weight.shape)
     parts = {part.name: torch.empty(part.shape, dtype=part.dtype) for part in fields}
-    for rows in _runs(weight, fields):
+    stored = layout_of(weight.layout).fields(weight.spec, weight.shape)
+    for rows in _runs(weight, (*stored, *fields)):
         _store(parts, fields, rows, route.apply(weight.read(rows)), weight.source)
         weight.release()
     packed = QuantizedTensor(route.spec, dest.name, weight.shape, parts)
@@ -71,7 +72,7 @@ def _store(
             parts[part.name].copy_(value)
             continue
         first, last = rows.start // part.rows, -(-rows.stop // part.rows)
-        room = parts[part.name][first:last]
+        room = parts[part.name].narrow(part.axis, first, last - first)
         if room.shape != value.shape or room.dtype != value.dtype:
             raise LayoutError(
                 where,

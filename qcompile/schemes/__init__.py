@@ -22,7 +22,10 @@ from qcompile.site import Site
 from qcompile.weight import WeightRef
 
 # Name of the scheme -> module that defines ``SCHEME``.
-_BUILT_IN = {"gguf": "qcompile.schemes.gguf.scheme"}
+_BUILT_IN = {
+    "gguf": "qcompile.schemes.gguf.scheme",
+    "gptq": "qcompile.schemes.gptq.scheme",
+}
 
 
 class Checkpoint(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -98,5 +99,22 @@ def test_runs_of_rows_are_the_rows_of_the_whole(group: int) -> None:
     for start, stop in ((0, 16), (16, 48), (64, 70), (32, 32)):
         run = packed(weight.take_rows(slice(start, stop)))
         assert torch.equal(run.parts["blob"], whole.parts["blob"][start // 16 : -(-stop // 16)])
-    with pytest.raises(LayoutError, match="interleaves 16 rows"):
-        whole.take_rows(slice(0, 16))
+    taken = whole.take_rows(slice(16, 48))
+    assert torch.equal(taken.dequantize(), weight.dequantize()[16:48])
+    for rows in (slice(0, 17), slice(1, 16), torch.tensor([3])):
+        with pytest.raises(LayoutError, match="interleaves 16 rows"):
+            whole.take_rows(rows)
+
+
+@pytest.mark.parametrize("group", [20, 32, 200, 999])
+def test_permuted_columns_are_put_in_order(group: int) -> None:
+    columns = torch.arange(200) // group
+    order = columns[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    sequential = AffineSpec(4, group, "zero")
+    plain, spec = random_weight(sequential, 37, 200), replace(sequential, order="permuted")
+    parts = {**plain.parts, "g_idx": order.to(torch.int32)}
+    weight = QuantizedTensor(spec, "affine", plain.shape, parts)
+    found = packed(weight)
+    found.check("here")
+    assert torch.equal(found.dequantize(), weight.dequantize())
+    assert sorted(found.parts["columns"].tolist()) == list(range(200))

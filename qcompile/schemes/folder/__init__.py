@@ -1,0 +1,1 @@
+"""Checkpoint folders as Hugging Face lays them out: tensors in shards, settings in JSON."""

@@ -1,0 +1,115 @@
+"""The Hugging Face model that a folder describes.
+
+Comes in: a folder and the weights in it. Goes out: the model on the meta device, its tokenizer.
+Always holds: no code of the folder is run; nothing is fetched; a head that the folder stores is
+used, whatever the configuration says of tying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from qcompile.errors import SchemeError
+from qcompile.hf import build_skeleton, need_transformers
+from qcompile.schemes.folder.settings import model_config
+from qcompile.spec import is_quantized
+from qcompile.weight import WeightRef
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_HEAD = "lm_head.weight"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def build_model(path: Path, tensors: Mapping[str, WeightRef], dtype: torch.dtype) -> nn.Module:
+    """The model of ``config.json``, parameters on the meta device, eval mode.
+
+    Args:
+        path: the folder.
+        tensors: its weights, which decide whether the head is tied.
+        dtype: dtype of the parameters.
+
+    Raises:
+        SchemeError: no configuration, one that needs code of the folder, or a missing head.
+        OptionError: transformers is not installed.
+    """
+    content = model_config(path)
+    if not content:
+        raise SchemeError(
+            str(path), "no config.json", "the configuration of the model", "download it too, or "
+            "build the module and use qcompile.optimize"
+        )
+    transformers = need_transformers("build_model")
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, OSError, KeyError) as error:
+        raise SchemeError(
+            str(path / "config.json"),
+            f"transformers cannot use it: {str(error).splitlines()[0]}",
+            f"a model type that transformers {transformers.__version__} has itself",
+            "build the module and use qcompile.optimize",
+        ) from None
+    # Otherwise transformers would ask for the packages of the scheme's own tool.
+    for key in ("quantization_config", "compression_config"):
+        if hasattr(config, key):
+            delattr(config, key)
+    _settle_head(config, tensors, path)
+    architectures = content.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    model = build_skeleton(config, dtype, named if isinstance(named, str) else None)
+    if (path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            str(path), local_files_only=True
+        )
+    return model
+
+
+def build_tokenizer(path: Path) -> object:
+    """The folder's tokenizer, or None where it has none."""
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        return None
+    transformers = need_transformers("build_tokenizer")
+    return transformers.AutoTokenizer.from_pretrained(
+        str(path), local_files_only=True, trust_remote_code=False
+    )
+
+
+def _settle_head(
+    config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path
+) -> None:
+    """Tie the head exactly where the folder stores none of its own."""
+    text = config.get_text_config()
+    embedding = next((n for n in tensors if n.endswith("embed_tokens.weight")), None)
+    if embedding is None:
+        return
+    tied = bool(getattr(text, "tie_word_embeddings", False))
+    if _HEAD in tensors and tied and not _same_values(tensors[_HEAD], tensors[embedding]):
+        text.tie_word_embeddings = config.tie_word_embeddings = False
+    architectures = config.architectures or []
+    makes_text = any(str(name).endswith("ForCausalLM") for name in architectures)
+    if _HEAD not in tensors and not tied and makes_text:
+        raise SchemeError(
+            str(path),
+            f"no {_HEAD}, and config.json does not tie it to {embedding}",
+            "a head, or tie_word_embeddings true",
+            f"add {_HEAD} to the folder, or set tie_word_embeddings to true in config.json if the "
+            "model was trained so",
+        )
+
+
+def _same_values(one: WeightRef, other: WeightRef) -> bool:
+    """Whether two weights are the same floats. Reads both when their headers agree."""
+    if is_quantized(one.spec) or one.spec != other.spec or one.shape != other.shape:
+        return False
+    same = torch.equal(one.load().parts["data"], other.load().parts["data"])
+    one.release()
+    other.release()
+    return same

@@ -1,0 +1,55 @@
+"""Which scheme a folder belongs to.
+
+Comes in: a folder and the names of a method. Goes out: whether it is of this method; its settings
+and tensors. Always holds: a folder is opened as what its settings say, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from qcompile.errors import SchemeError
+from qcompile.schemes.folder.files import has_tensors, open_tensors
+from qcompile.schemes.folder.settings import Settings, method_of, quantization
+from qcompile.schemes.folder.stored import StoredTensor
+
+
+def claims_folder(path: Path, methods: Collection[str]) -> bool:
+    """Whether a folder of tensors names one of the methods."""
+    if not path.is_dir() or not has_tensors(path):
+        return False
+    settings = quantization(path)
+    return settings is not None and method_of(settings) in methods
+
+
+def open_folder(
+    path: Path, scheme: str, methods: Collection[str]
+) -> tuple[Settings, Mapping[str, StoredTensor]]:
+    """Settings and tensors of a folder.
+
+    Raises:
+        SchemeError: no folder, no settings, settings of another method, or damaged files.
+    """
+    if not path.is_dir():
+        found = "a file" if path.exists() else "no such folder"
+        raise SchemeError(
+            str(path), found, f"the folder of a {scheme} checkpoint", "check the path"
+        )
+    settings = quantization(path)
+    if settings is None:
+        raise SchemeError(
+            str(path),
+            "no settings of a quantization",
+            "quantization_config in config.json, or quantize_config.json",
+            "check that the download is complete and that the model is quantized",
+        )
+    method = method_of(settings)
+    if method not in methods:
+        raise SchemeError(
+            settings.where,
+            f"the method {method!r}",
+            f"{' or '.join(methods)} for the scheme {scheme}",
+            'use scheme="auto"',
+        )
+    return settings, open_tensors(path)

@@ -1,0 +1,1 @@
+"""GPTQ checkpoints: what AutoGPTQ, GPTQModel, AutoRound and transformers write and read."""
