@@ -24,6 +24,7 @@ from qcompile.weight import WeightRef
 # Name of the scheme -> module that defines ``SCHEME``.
 _BUILT_IN = {
     "gguf": "qcompile.schemes.gguf.scheme",
+    "awq": "qcompile.schemes.awq.scheme",
     "gptq": "qcompile.schemes.gptq.scheme",
 }
 

@@ -1,0 +1,1 @@
+"""AWQ checkpoints: what AutoAWQ, GPTQModel and AutoRound write."""
