@@ -23,6 +23,7 @@ from qcompile.weight import WeightRef
 
 # Name of the scheme -> module that defines ``SCHEME``.
 _BUILT_IN = {
+    "compressed_tensors": "qcompile.schemes.compressed_tensors.scheme",
     "gguf": "qcompile.schemes.gguf.scheme",
     "awq": "qcompile.schemes.awq.scheme",
     "gptq": "qcompile.schemes.gptq.scheme",

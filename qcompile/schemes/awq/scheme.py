@@ -85,7 +85,10 @@ def read_rules(settings: Settings) -> tuple[Callable[[str], Rule | None], tuple[
     size = settings.need("q_group_size" if "q_group_size" in settings.values else "group_size", int)
     if size != -1 and size < 1:
         raise SchemeError(
-            f"{settings.where}: group_size", f"{size}", "-1 or a positive number", "correct the file"
+            f"{settings.where}: group_size",
+            f"{size}",
+            "-1 or a positive number",
+            "correct the file",
         )
     rule = Rule(size, not _asymmetric(settings), _version(settings), "by the base settings")  # type: ignore[arg-type]
     skipped = settings.get("modules_to_not_convert", list, [])
@@ -120,9 +123,7 @@ def _version(settings: Settings) -> str:
 def _names(entry: str, module: str) -> bool:
     """Whether an entry of the skip list names a module: a run of whole components of its path."""
     wanted, path = entry.split("."), module.split(".")
-    return any(
-        path[at : at + len(wanted)] == wanted for at in range(len(path) - len(wanted) + 1)
-    )
+    return any(path[at : at + len(wanted)] == wanted for at in range(len(path) - len(wanted) + 1))
 
 
 SCHEME = AWQScheme()

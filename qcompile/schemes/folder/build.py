@@ -42,8 +42,10 @@ def build_model(path: Path, tensors: Mapping[str, WeightRef], dtype: torch.dtype
     content = model_config(path)
     if not content:
         raise SchemeError(
-            str(path), "no config.json", "the configuration of the model", "download it too, or "
-            "build the module and use qcompile.optimize"
+            str(path),
+            "no config.json",
+            "the configuration of the model",
+            "download it too, or build the module and use qcompile.optimize",
         )
     transformers = need_transformers("build_model")
     try:
@@ -82,9 +84,7 @@ def build_tokenizer(path: Path) -> object:
     )
 
 
-def _settle_head(
-    config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path
-) -> None:
+def _settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path) -> None:
     """Tie the head exactly where the folder stores none of its own."""
     text = config.get_text_config()
     embedding = next((n for n in tensors if n.endswith("embed_tokens.weight")), None)

@@ -100,7 +100,7 @@ class FolderCheckpoint:
             if not is_quantized(weight.spec):
                 continue
             module = name.removesuffix(".weight")
-            if module.rpartition(".")[2] in _EMBEDDINGS:
+            if is_embedding(module):
                 sites.append(EmbeddingSite(module, weight))
             else:
                 sites.append(LinearSite(module, weight, f"{module}.bias" in self.tensors))
@@ -140,6 +140,11 @@ class FolderCheckpoint:
         from qcompile.schemes.folder.build import build_model, build_tokenizer
 
         return build_model(self.path, self.tensors, dtype), build_tokenizer(self.path)
+
+
+def is_embedding(module: str) -> bool:
+    """Whether a module looks rows up, judged by the usual names."""
+    return module.rpartition(".")[2] in _EMBEDDINGS
 
 
 def _float_weight(stored: StoredTensor) -> WeightRef:

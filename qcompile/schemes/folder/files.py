@@ -58,8 +58,10 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
         if name not in found or found[name].file != shards[shard]:
             actual = f"it is in {found[name].file.name}" if name in found else "it is in no shard"
             raise SchemeError(
-                f"{index}: {name}", f"said to be in {shard}; {actual}", "an index that agrees with "
-                "its shards", "download index and shards again, from one place"
+                f"{index}: {name}",
+                f"said to be in {shard}; {actual}",
+                "an index that agrees with its shards",
+                "download index and shards again, from one place",
             )
     return found
 

@@ -161,11 +161,16 @@ def method_of(settings: Settings) -> str:
     if isinstance(named, str):
         return named.lower().replace("-", "_")
     keys = settings.values.keys()
-    if "w_bit" in keys or "q_group_size" in keys or settings.values.get("version") in (
-        "gemm",
-        "GEMM",
-        "gemv",
-        "GEMV",
+    if (
+        "w_bit" in keys
+        or "q_group_size" in keys
+        or settings.values.get("version")
+        in (
+            "gemm",
+            "GEMM",
+            "gemv",
+            "GEMV",
+        )
     ):
         return "awq"
     if "config_groups" in keys:

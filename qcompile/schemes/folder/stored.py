@@ -136,9 +136,7 @@ def _open_safetensors(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _reader(
-    mapped: _Mapped, name: str
-) -> Callable[[tuple[int, int, int] | None], torch.Tensor]:
+def _reader(mapped: _Mapped, name: str) -> Callable[[tuple[int, int, int] | None], torch.Tensor]:
     return lambda part: mapped.read(name, part)
 
 

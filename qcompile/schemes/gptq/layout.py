@@ -38,7 +38,9 @@ def _fits(spec: Spec) -> Spec | None:
 def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     if not isinstance(spec, AffineSpec) or spec.form == "offset" or len(shape) != 2:
         raise LayoutError(
-            f"layout {NAME}", f"spec {spec}, shape {shape}", "a matrix with integer zero points",
+            f"layout {NAME}",
+            f"spec {spec}, shape {shape}",
+            "a matrix with integer zero points",
             "keep the weight in its own layout",
         )
     n, k = shape

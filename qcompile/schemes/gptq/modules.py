@@ -198,9 +198,7 @@ def _check_kinds(tensors: Mapping[str, StoredTensor]) -> None:
             )
 
 
-def _columns(
-    qweight: StoredTensor, rule: Rule, index: torch.Tensor | None, groups: int
-) -> int:
+def _columns(qweight: StoredTensor, rule: Rule, index: torch.Tensor | None, groups: int) -> int:
     """K: the words may be padded, so the index or the groups have to tell where they are not."""
     words = qweight.shape[0]
     most = words * 32 // rule.bits

@@ -179,7 +179,10 @@ def _group(settings: Settings, default: int | None) -> int:
     size = settings.get("group_size", int, size)
     if size != -1 and size < 1:
         raise SchemeError(
-            f"{settings.where}: group_size", f"{size}", "-1 or a positive number", "correct the file"
+            f"{settings.where}: group_size",
+            f"{size}",
+            "-1 or a positive number",
+            "correct the file",
         )
     return size
 

@@ -1,0 +1,1 @@
+"""compressed-tensors checkpoints: what llm-compressor and AutoRound write."""
