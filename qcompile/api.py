@@ -8,37 +8,39 @@ fails leaves the user's module as it was.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from qcompile import backends, schemes
-from qcompile.backends import Backend
-from qcompile.binding import check_identity
+from qcompile import quantizers, schemes
 from qcompile.capture import parameter_names
-from qcompile.emit import emitter_of
 from qcompile.errors import OptionError, QCompileError
-from qcompile.layout import Shape
 from qcompile.modules import install_weights, module_sites
-from qcompile.options import (
-    check_dtype,
-    check_module,
-    check_policy,
-    kept_names,
-    opened_checkpoint,
-)
-from qcompile.passes.select import Policy, require_kernels, select
+from qcompile.options import check_dtype, kept_names, opened_checkpoint
+from qcompile.passes.select import Policy
 from qcompile.plans import Plan
+from qcompile.prepare import (
+    backend_of,
+    catalogue_of,
+    check_fresh,
+    make_plan,
+    session_for,
+    shapes_of,
+)
+from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
-from qcompile.session import Progress, Session, no_progress
+from qcompile.session import Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
-from qcompile.weight import WeightRef
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -91,16 +93,16 @@ def plan(
             "its own device, and no checkpoint",
             "plan the checkpoint's path, or a fresh module",
         )
-    target, backend = _backend(device)
+    target, backend = backend_of(device)
     if isinstance(model, nn.Module):
         opened = opened_checkpoint(checkpoint, scheme)
-        catalogue = _catalogue(opened, model, ())
+        catalogue = catalogue_of(opened, model)
         sites: list[Site] = module_sites(model, catalogue)
         floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     else:
         opened = schemes.open_checkpoint(model, scheme)
         sites, floats = opened.sites(), opened.floats()
-    return _plan(opened, sites, floats, target, backend, on_unsupported, torch.float32, emitter)
+    return make_plan(opened, sites, floats, target, backend, on_unsupported, torch.float32, emitter)
 
 
 def optimize(
@@ -116,18 +118,22 @@ def optimize(
     emitter: str | None = None,
     keep: Iterable[str] = (),
     fullgraph: bool = True,
-    progress: Progress = no_progress,
+    progress: Reporting = no_progress,
+    **quantizer: Unpack[quantizers.Options],
 ) -> Model:
-    """Compile a module so that it runs on a checkpoint's quantized weights.
+    """Compile a module so that it runs on quantized weights: a checkpoint's, or its own.
 
     The module itself is changed and returned: parameters that the checkpoint quantizes become
     stand-ins without storage, parameters that it stores as floats are loaded, and ``forward`` (and
     with it Hugging Face ``generate``) is compiled on its first call. No float copy of a quantized
     weight is made.
 
+    Without a checkpoint, ``scheme="rtn"`` (rounding to nearest) or ``scheme="gptq"`` (with
+    ``calibration`` data) quantizes the module's own linears and gives up their float weights.
+
     Args:
-        model: any module whose parameters may be on the meta device.
-        scheme: the checkpoint's scheme, or ``auto``.
+        model: any module; with a checkpoint its parameters may be on the meta device.
+        scheme: the checkpoint's scheme, or ``auto``; or a quantizer, ``rtn`` or ``gptq``.
         device: where it runs: ``cpu``, ``cuda``, ``npu``, optionally with an architecture.
         checkpoint: the file or folder with the weights, or what ``qcompile.open`` returned.
         dtype: dtype of activations and of float parameters; None keeps the module's.
@@ -137,7 +143,11 @@ def optimize(
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
         keep: regular expressions of parameter names that stay as the module has them.
         fullgraph: refuse graph breaks.
-        progress: called while packing with a weight's name, bytes done and bytes in all.
+        progress: called while quantizing and while packing with a weight's name, bytes done and
+            bytes in all; or ``bar``.
+        quantizer: for a module's own weights: ``bits``, ``group_size``, ``sym``, ``lm_head``,
+            ``skip``, ``calibration``, ``desc_act``, ``static_groups``, ``damp``; see
+            ``qcompile.quantizers.Options``.
 
     Returns:
         the module; ``model.qcompile.plan`` is its plan.
@@ -145,18 +155,29 @@ def optimize(
     Raises:
         OptionError, SchemeError, PlanError, CaptureError, VerifyError: see the message.
     """
-    session = session_for(
+    report = reporter(progress)
+    make = functools.partial(
+        session_for,
         model,
         scheme=scheme,
         device=device,
-        checkpoint=checkpoint,
         dtype=dtype,
         emulate=emulate,
         on_unsupported=on_unsupported,
         emitter=emitter,
-        keep=keep,
-        progress=progress,
+        progress=report,
     )
+    if checkpoint is None and (quantizer or not _reads(scheme)):
+        settings = quantizers.settings_for(scheme, quantizer)
+        check_fresh(model)
+        kept = kept_names(model, shapes_of(model), keep)
+        with quantizers.planned(model, settings, kept) as opened:
+            session = make(checkpoint=opened, in_place=True)
+        quantizers.quantize(opened, report)
+        session.plan = dataclasses.replace(session.plan, notes=opened.notes())
+    else:
+        quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
+        session = make(checkpoint=checkpoint, keep=keep)
     if verify:
         from qcompile.verify import verify_session
 
@@ -177,7 +198,7 @@ def load(
     scheme: str = "auto",
     on_unsupported: Policy = "error",
     emitter: str | None = None,
-    progress: Progress = no_progress,
+    progress: Reporting = no_progress,
 ) -> tuple[nn.Module, Any]:
     """A checkpoint's own Hugging Face model, compiled, and its tokenizer.
 
@@ -190,7 +211,7 @@ def load(
     Returns:
         the model (``forward`` and ``generate``) and the tokenizer.
     """
-    _backend(device)
+    backend_of(device)
     check_dtype(dtype)
     checkpoint = schemes.open_checkpoint(path, scheme)
     model, tokenizer = checkpoint.build(dtype or torch.float32)
@@ -209,123 +230,17 @@ def load(
     return compiled, tokenizer
 
 
-def session_for(
-    model: nn.Module,
-    *,
-    scheme: str = "auto",
-    device: str = "cpu",
-    checkpoint: str | Path | Checkpoint | None = None,
-    dtype: torch.dtype | None = None,
-    emulate: bool = False,
-    on_unsupported: Policy = "error",
-    emitter: str | None = None,
-    keep: Iterable[str] = (),
-    progress: Progress = no_progress,
-    bind_floats: bool = False,
-) -> Session:
-    """Everything that is decided about a module before it is traced. The module is not changed."""
-    target, backend = _backend(device)
-    check_module(model)
-    check_dtype(dtype)
-    if isinstance(getattr(model, "qcompile", None), Session):
-        raise OptionError(
-            type(model).__name__,
-            "already compiled by qcompile",
-            "a module that is not",
-            "build a fresh module",
-        )
-    if emulate:
-        raise OptionError(
-            "emulate=True",
-            f"the backend {target.kind} has no emulator",
-            "a backend that emulates its operators",
-            "leave emulate out",
-        )
-    opened = opened_checkpoint(checkpoint, scheme)
-    catalogue = _catalogue(opened, model, keep)
-    floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
-    activations = dtype or _float_dtype(model)
-    made = _plan(
-        opened,
-        module_sites(model, catalogue),
-        floats,
-        target,
-        backend,
-        on_unsupported,
-        activations,
-        emitter,
-    )
-    require_kernels(made)
-    names = parameter_names(model, catalogue)
-    return Session(
-        catalogue, backend, made, names, activations, on_unsupported, progress, bind_floats
-    )
-
-
 # **** parts of the above ****
 
 
-def _backend(device: str) -> tuple[Target, Backend]:
-    target = Target.parse(device)
-    backend = backends.load(target.kind)
-    return (target if target.arch else backend.default_target()), backend
-
-
-def _plan(
-    opened: Checkpoint,
-    sites: Iterable[Site],
-    floats: Iterable[WeightRef],
-    target: Target,
-    backend: Backend,
-    policy: Policy,
-    dtype: torch.dtype,
-    emitter: str | None,
-) -> Plan:
-    check_policy(policy)
-    chosen = emitter or backend.compiler()
-    emitter_of(chosen)
-    entries = select(sites, backend.KERNELS, target, policy, dtype)
-    source, notes = str(opened.path), opened.notes()
-    return Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
+def _reads(scheme: str) -> bool:
+    """Whether a scheme needs a checkpoint, rather than the values of a float model."""
+    return scheme == "auto" or (scheme in schemes.names() and scheme not in quantizers.QUANTIZERS)
 
 
 def _same_target(target: Target, device: str) -> bool:
     asked = Target.parse(device)
     return asked.kind == target.kind and asked.arch in (None, target.arch)
-
-
-def _catalogue(
-    opened: Checkpoint, model: nn.Module, keep: Iterable[str]
-) -> Mapping[str, WeightRef]:
-    shapes = _shapes(model)
-    kept = kept_names(model, shapes, keep)
-    catalogue = opened.catalogue(_without_aliases(model, shapes, opened.tensors), kept)
-    check_identity(model, catalogue, str(opened.path), kept)
-    return catalogue
-
-
-def _without_aliases(
-    model: nn.Module, shapes: Mapping[str, Shape], tensors: Collection[str]
-) -> dict[str, Shape]:
-    """Leave out further names of a shared parameter that the file stores under another one."""
-    stored = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in tensors}
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if name in tensors or id(model.get_parameter(name)) not in stored
-    }
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters; a tied parameter appears under each of its names."""
-    return {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
-
-
-def _float_dtype(model: nn.Module) -> torch.dtype:
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    return torch.float32
 
 
 def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:

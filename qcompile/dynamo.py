@@ -78,7 +78,7 @@ _SESSIONS: weakref.WeakKeyDictionary[nn.Module, dict[str, Session]] = weakref.We
 
 def _session(model: nn.Module, options: dict[str, Any]) -> Session:
     """One session for a module and a set of options, so that recompiles share packed weights."""
-    from qcompile.api import session_for
+    from qcompile.prepare import session_for
 
     sessions = _SESSIONS.setdefault(model, {})
     key = repr(sorted(options.items()))

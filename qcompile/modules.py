@@ -7,13 +7,14 @@ still unbound raises instead of computing with garbage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qcompile.errors import SchemeError
+from qcompile.layout import Shape
 from qcompile.site import EmbeddingSite, LinearSite, Site
 from qcompile.spec import is_quantized
 from qcompile.weight import WeightRef
@@ -79,12 +80,26 @@ def _bind(
     if weight is None:
         return nn.Parameter(parameter.detach().to(wanted), requires_grad=False)
     if is_quantized(weight.spec):
-        with fake:
-            stand_in = torch.empty(weight.shape, dtype=wanted, device="cpu")
-        return nn.Parameter(stand_in, requires_grad=False)
+        return _stand_in(weight.shape, wanted, fake)
     values = weight.dequantize().to(wanted)
     # A float32 tensor may be a view of the file.
     return nn.Parameter(values.clone(), requires_grad=False)
+
+
+def release(modules: Iterable[nn.Module]) -> None:
+    """Put one stand-in in the place of the ``weight`` that some modules share."""
+    held = list(modules)
+    old = held[0].get_parameter("weight")
+    fake = FakeTensorMode(allow_non_fake_inputs=False)
+    new = _stand_in(tuple(old.shape), old.dtype, fake)
+    for module in held:
+        module._parameters["weight"] = new
+
+
+def _stand_in(shape: Shape, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Parameter:
+    with fake:
+        empty = torch.empty(shape, dtype=dtype, device="cpu")
+    return nn.Parameter(empty, requires_grad=False)
 
 
 def _check_buffers(model: nn.Module) -> None:

@@ -1,0 +1,166 @@
+"""Everything that is decided about a module before it is traced.
+
+Comes in: a module, a checkpoint, a device, a policy. Goes out: a plan, or a session with one.
+Always holds: no weight byte is read and the module is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from qcompile import backends
+from qcompile.backends import Backend
+from qcompile.binding import check_identity
+from qcompile.capture import parameter_names
+from qcompile.emit import emitter_of
+from qcompile.errors import OptionError
+from qcompile.layout import Shape
+from qcompile.modules import module_sites
+from qcompile.options import (
+    check_dtype,
+    check_module,
+    check_policy,
+    kept_names,
+    opened_checkpoint,
+)
+from qcompile.passes.select import Policy, require_kernels, select
+from qcompile.plans import Plan
+from qcompile.schemes import Checkpoint
+from qcompile.session import Progress, Session, no_progress
+from qcompile.site import Site
+from qcompile.spec import is_quantized
+from qcompile.target import Target
+from qcompile.weight import WeightRef
+
+
+def session_for(
+    model: nn.Module,
+    *,
+    scheme: str = "auto",
+    device: str = "cpu",
+    checkpoint: str | Path | Checkpoint | None = None,
+    dtype: torch.dtype | None = None,
+    emulate: bool = False,
+    on_unsupported: Policy = "error",
+    emitter: str | None = None,
+    keep: Iterable[str] = (),
+    progress: Progress = no_progress,
+    bind_floats: bool = False,
+    in_place: bool = False,
+) -> Session:
+    """The session of a module; arguments are those of ``optimize``, and:
+
+    Args:
+        bind_floats: see ``Session``.
+        in_place: the checkpoint is the module itself: parameters that it does not name stay.
+    """
+    target, backend = backend_of(device)
+    check_fresh(model)
+    check_dtype(dtype)
+    if emulate:
+        raise OptionError(
+            "emulate=True",
+            f"the backend {target.kind} has no emulator",
+            "a backend that emulates its operators",
+            "leave emulate out",
+        )
+    opened = opened_checkpoint(checkpoint, scheme)
+    catalogue = catalogue_of(opened, model, keep, in_place)
+    floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
+    if in_place:
+        floats = opened.floats()
+    activations = dtype or _float_dtype(model)
+    made = make_plan(
+        opened,
+        module_sites(model, catalogue),
+        floats,
+        target,
+        backend,
+        on_unsupported,
+        activations,
+        emitter,
+    )
+    require_kernels(made)
+    names = parameter_names(model, catalogue)
+    return Session(
+        catalogue, backend, made, names, activations, on_unsupported, progress, bind_floats
+    )
+
+
+def check_fresh(model: object) -> None:
+    """Raise OptionError unless ``model`` is a module that was not compiled before."""
+    check_module(model)
+    if isinstance(getattr(model, "qcompile", None), Session):
+        raise OptionError(
+            type(model).__name__,
+            "already compiled by qcompile",
+            "a module that is not",
+            "build a fresh module",
+        )
+
+
+def backend_of(device: str) -> tuple[Target, Backend]:
+    """The target that a text means, and its backend."""
+    target = Target.parse(device)
+    backend = backends.load(target.kind)
+    return (target if target.arch else backend.default_target()), backend
+
+
+def make_plan(
+    opened: Checkpoint,
+    sites: Iterable[Site],
+    floats: Iterable[WeightRef],
+    target: Target,
+    backend: Backend,
+    policy: Policy,
+    dtype: torch.dtype,
+    emitter: str | None,
+) -> Plan:
+    """Choose a kernel for every site. The arguments are those of ``qcompile.plan``."""
+    check_policy(policy)
+    chosen = emitter or backend.compiler()
+    emitter_of(chosen)
+    entries = select(sites, backend.KERNELS, target, policy, dtype)
+    source, notes = str(opened.path), opened.notes()
+    return Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
+
+
+def catalogue_of(
+    opened: Checkpoint, model: nn.Module, keep: Iterable[str] = (), in_place: bool = False
+) -> Mapping[str, WeightRef]:
+    """Weights by canonical parameter name; see ``session_for`` for the arguments."""
+    shapes = shapes_of(model)
+    kept = kept_names(model, shapes, keep)
+    if in_place:
+        kept = [name for name in shapes if name not in opened.tensors]
+    catalogue = opened.catalogue(_without_aliases(model, shapes, opened.tensors), kept)
+    check_identity(model, catalogue, str(opened.path), kept)
+    return catalogue
+
+
+def _without_aliases(
+    model: nn.Module, shapes: Mapping[str, Shape], tensors: Collection[str]
+) -> dict[str, Shape]:
+    """Leave out further names of a shared parameter that the file stores under another one."""
+    stored = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in tensors}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name in tensors or id(model.get_parameter(name)) not in stored
+    }
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters; a tied parameter appears under each of its names."""
+    return {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _float_dtype(model: nn.Module) -> torch.dtype:
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return torch.float32
