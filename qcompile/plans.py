@@ -143,6 +143,8 @@ class Plan:
             f"{entry.site.name}  {entry.site.kind}  {weight.spec} {_shape(weight.shape)}"
             f"  {weight.nbytes:,} bytes",
             f"  from {weight.source}",
+            *([f"  stored as {weight.facts}"] if weight.facts else []),
+            *([f"  activations {weight.activations}"] if weight.activations else []),
         ]
         for verdict in entry.verdicts:
             chosen = entry.kernel is not None and verdict.kernel == entry.kernel.name
@@ -260,6 +262,8 @@ def _entry_json(entry: Entry) -> dict[str, object]:
         "weight": weight.name,
         "source": weight.source,
         "spec": str(weight.spec),
+        "facts": weight.facts,
+        "activations": str(weight.activations) if weight.activations else None,
         "layout": weight.layout,
         "shape": list(weight.shape),
         "runs_as": entry.runs_as,

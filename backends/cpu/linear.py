@@ -31,7 +31,10 @@ def judge(site: Site, target: Target) -> Accept | Reject:
     reason = unfit(weight.spec) or missing_compiler()
     if reason:
         return Reject(reason)
-    return Accept(float(weight.nbytes), f"exact: float32 sums over {weight.spec}")
+    note = f"exact: float32 sums over {weight.spec}"
+    if weight.activations is not None:
+        note += f"; activations stay floats, where the checkpoint allows {weight.activations}"
+    return Accept(float(weight.nbytes), note)
 
 
 @dataclass(frozen=True)

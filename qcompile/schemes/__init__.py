@@ -25,6 +25,7 @@ from qcompile.weight import WeightRef
 _BUILT_IN = {
     "compressed_tensors": "qcompile.schemes.compressed_tensors.scheme",
     "gguf": "qcompile.schemes.gguf.scheme",
+    "auto_round": "qcompile.schemes.auto_round",
     "awq": "qcompile.schemes.awq.scheme",
     "gptq": "qcompile.schemes.gptq.scheme",
 }

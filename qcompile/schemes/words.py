@@ -5,8 +5,9 @@ Always holds: along the packed dimension the words are one little-endian stream 
 takes bits ``[i * bits, (i + 1) * bits)`` of it, so codes of 3, 5, 6 and 7 bits may straddle two
 words. The last word is padded with zero bits.
 
-For 2, 4 and 8 bits this is ``32 // bits`` codes a word, lowest first, as GPTQ and compressed-tensors
-write them; for 3 bits it is the order in which both write 32 codes in three words.
+For 2, 4 and 8 bits this is ``32 // bits`` codes a word, lowest first, as GPTQ and
+compressed-tensors write them; for 3 bits it is the order in which both write 32 codes in three
+words.
 
 >>> import torch
 >>> codes = torch.tensor([7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 5], dtype=torch.uint8)

@@ -38,7 +38,8 @@ _PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 def unpack_rows(words: torch.Tensor) -> torch.Tensor:
     """Codes uint8 ``[*, 8 W]`` of words int32 ``[*, W]``, in the order of the rows."""
     codes = unpack_words(words, 4, 1, words.shape[1] * PER_WORD)
-    return codes.unflatten(1, (-1, PER_WORD))[:, :, _PLACE].flatten(1)
+    units = codes.reshape(len(codes), -1, PER_WORD)
+    return units[:, :, list(_PLACE)].flatten(1)
 
 
 def _fits(spec: Spec) -> Spec | None:

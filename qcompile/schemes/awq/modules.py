@@ -20,7 +20,7 @@ from qcompile.schemes.awq.layout import GEMM, GEMV, PER_WORD, unpack_rows
 from qcompile.schemes.folder.checkpoint import quantized_modules
 from qcompile.schemes.folder.stored import StoredTensor
 from qcompile.schemes.words import unpack_words
-from qcompile.spec import AffineSpec
+from qcompile.spec import AffineForm, AffineSpec
 from qcompile.weight import Rows, WeightRef
 
 _TENSORS = ("qweight", "qzeros", "scales")
@@ -86,7 +86,7 @@ def _weight(module: str, tensors: Mapping[str, StoredTensor], rule: Rule) -> Wei
             )
     shape = _shape(tensors, rule)
     group = shape[1] if rule.group == -1 else min(rule.group, shape[1])
-    form = "symmetric" if rule.sym else "zero"
+    form: AffineForm = "symmetric" if rule.sym else "zero"
     spec = AffineSpec(4, group, form, tensors["scales"].dtype)
     parts = _Parts(tensors, rule, spec, shape)
     return WeightRef(
@@ -154,7 +154,7 @@ def zeros_width(k: int, group: int) -> int:
 
 def _shape(tensors: Mapping[str, StoredTensor], rule: Rule) -> tuple[int, int]:
     """``(N, K)``, after checking every tensor against it."""
-    qweight, scales = tensors["qweight"], tensors["scales"]
+    qweight = tensors["qweight"]
     for name, dtypes in (("qweight", (torch.int32,)), ("scales", _SCALES)):
         if tensors[name].dtype not in dtypes or len(tensors[name].shape) != 2:
             raise SchemeError(

@@ -91,7 +91,13 @@ class FolderCheckpoint:
             if self._dropped
             else []
         )
-        return (*self.remarks, *dropped)
+        quantized = sum(w.activations is not None for w in self.quantized.values())
+        floats = (
+            [f"{quantized} weights expect quantized activations; a kernel says whether it does so"]
+            if quantized
+            else []
+        )
+        return (*self.remarks, *floats, *dropped)
 
     def sites(self) -> list[Site]:
         """The sites of the quantized weights: lookups by the usual names, linears otherwise."""

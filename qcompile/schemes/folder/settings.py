@@ -68,11 +68,12 @@ class Settings:
 
     def need(self, key: str, kind: type[Value]) -> Value:
         """A setting that has to be there."""
-        if self.values.get(key) is None:
+        found = self.values.get(key)
+        if found is None:
             raise SchemeError(
                 self.where, f"no {key}", f"the setting {key}", "download the file again"
             )
-        return self.get(key, kind, None)  # type: ignore[arg-type]
+        return self.get(key, kind, found)  # type: ignore[arg-type]
 
     def one_of(self, key: str, allowed: Collection[object], default: object = None) -> object:
         """A setting that has to be one of a few values."""

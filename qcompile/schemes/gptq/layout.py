@@ -1,6 +1,6 @@
 """The layout ``gptq``: codes packed along the input columns, output rows side by side.
 
-Comes in: a weight ``[N, K]`` in words. Goes out: the same weight in the layout ``affine``, and back.
+Comes in: a weight ``[N, K]`` in words. Goes out: the same weight in ``affine``, and back.
 Always holds: both edges are exact; zero points are the true ones, whatever the file stores.
 
 ``qweight`` int32 ``[ceil(K * bits / 32), N]``, the bit stream of ``qcompile.schemes.words`` along

@@ -23,7 +23,7 @@ from qcompile.schemes.gptq.layout import NAME
 from qcompile.schemes.gptq.rules import Rule
 from qcompile.schemes.gptq.zeros import looks_damaged, read_zeros
 from qcompile.schemes.words import words_for
-from qcompile.spec import AffineSpec, GroupOrder
+from qcompile.spec import AffineForm, AffineSpec, GroupOrder
 from qcompile.weight import Rows, WeightRef
 
 _TENSORS = ("qweight", "qzeros", "scales", "g_idx")
@@ -68,7 +68,7 @@ def module_weight(module: str, tensors: Mapping[str, StoredTensor], rule: Rule) 
     group = k if rule.group == -1 else min(rule.group, k)
     _check_shapes(tensors, rule, (n, k), group)
     order = group_order(index, k, group, tensors["g_idx"].source) if index is not None else None
-    form = "symmetric" if rule.sym else "zero"
+    form: AffineForm = "symmetric" if rule.sym else "zero"
     spec = AffineSpec(rule.bits, group, form, scales.dtype, order or "sequential")
     parts = _Parts(tensors, rule, spec, (n, k), index)
     return WeightRef(
@@ -153,7 +153,7 @@ def group_order(index: torch.Tensor, k: int, group: int, source: str) -> GroupOr
         SchemeError: a group that does not exist.
     """
     groups = -(-k // group)
-    if k and not (0 <= int(index.min()) and int(index.max()) < groups):
+    if k and not (0 <= int(index.min()) <= int(index.max()) < groups):
         raise SchemeError(
             source,
             f"groups {int(index.min())} to {int(index.max())}",
@@ -181,9 +181,12 @@ def _need(tensors: Mapping[str, StoredTensor], name: str, module: str) -> Stored
 
 
 def _check_kinds(tensors: Mapping[str, StoredTensor]) -> None:
-    wanted = {"qweight": (torch.int32,), "qzeros": (torch.int32,)}
-    wanted["g_idx"] = (torch.int32, torch.int64)
-    wanted["scales"] = (torch.float16, torch.bfloat16, torch.float32)
+    wanted: dict[str, tuple[torch.dtype, ...]] = {
+        "qweight": (torch.int32,),
+        "qzeros": (torch.int32,),
+        "g_idx": (torch.int32, torch.int64),
+        "scales": (torch.float16, torch.bfloat16, torch.float32),
+    }
     for name, dtypes in wanted.items():
         tensor = tensors.get(name)
         if tensor is None or 0 in tensor.shape:

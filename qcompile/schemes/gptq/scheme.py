@@ -19,7 +19,7 @@ METHODS = ("gptq",)
 
 @dataclass(frozen=True)
 class GPTQScheme:
-    """Folders whose ``quant_method`` is ``gptq``, and older ones with a ``quantize_config.json``."""
+    """Folders whose ``quant_method`` is ``gptq``; older ones have a ``quantize_config.json``."""
 
     name: str = "gptq"
 
