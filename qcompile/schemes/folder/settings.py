@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from qcompile.errors import SchemeError
 
@@ -73,7 +73,7 @@ class Settings:
             raise SchemeError(
                 self.where, f"no {key}", f"the setting {key}", "download the file again"
             )
-        return self.get(key, kind, found)  # type: ignore[arg-type]
+        return self.get(key, kind, cast(Value, found))
 
     def one_of(self, key: str, allowed: Collection[object], default: object = None) -> object:
         """A setting that has to be one of a few values."""
