@@ -34,6 +34,7 @@ from qcompile.prepare import (
 )
 from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
+from qcompile.schemes.loaded import loaded, quantized_modules_of
 from qcompile.session import Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
@@ -129,7 +130,9 @@ def optimize(
     weight is made.
 
     Without a checkpoint, ``scheme="rtn"`` (rounding to nearest) or ``scheme="gptq"`` (with
-    ``calibration`` data) quantizes the module's own linears and gives up their float weights.
+    ``calibration`` data) quantizes the module's own linears and gives up their float weights. A
+    module that another library has loaded from a GPTQ or AWQ checkpoint (``qweight`` and
+    ``scales`` in its submodules) is taken as it is.
 
     Args:
         model: any module; with a checkpoint its parameters may be on the meta device.
@@ -167,14 +170,19 @@ def optimize(
         emitter=emitter,
         progress=report,
     )
-    if checkpoint is None and (quantizer or not _reads(scheme)):
+    if checkpoint is None and isinstance(model, nn.Module) and quantized_modules_of(model):
+        quantizers.refuse_options(quantizer, "a model that is quantized already")
+        check_fresh(model)
+        with loaded(model, scheme) as opened:
+            session = make(checkpoint=opened, in_place=True)
+    elif checkpoint is None and (quantizer or not _reads(scheme)):
         settings = quantizers.settings_for(scheme, quantizer)
         check_fresh(model)
         kept = kept_names(model, shapes_of(model), keep)
-        with quantizers.planned(model, settings, kept) as opened:
-            session = make(checkpoint=opened, in_place=True)
-        quantizers.quantize(opened, report)
-        session.plan = dataclasses.replace(session.plan, notes=opened.notes())
+        with quantizers.planned(model, settings, kept) as own:
+            session = make(checkpoint=own, in_place=True)
+        quantizers.quantize(own, report)
+        session.plan = dataclasses.replace(session.plan, notes=own.notes())
     else:
         quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
         session = make(checkpoint=checkpoint, keep=keep)

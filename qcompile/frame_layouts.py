@@ -45,6 +45,7 @@ from qcompile.errors import LayoutError
 from qcompile.layout import Field, Layout, QuantizedTensor, Shape, register_layout
 from qcompile.spec import AffineSpec, FloatSpec, LookupSpec, ScaledSpec, Spec
 
+
 def _affine_fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     if not isinstance(spec, AffineSpec):
         raise _wrong_spec("affine", spec, "an affine spec")

@@ -181,7 +181,7 @@ def _open_pickle(path: Path) -> dict[str, StoredTensor]:
                 "a tensor",
                 "save the state dict of the model alone",
             )
-        found[name] = _in_memory(name, tensor.detach(), path)
+        found[name] = in_memory(name, tensor.detach(), path)
     return found
 
 
@@ -190,7 +190,9 @@ def _pointer(path: Path) -> str:
     return "" if "pickle" in kind else kind
 
 
-def _in_memory(name: str, tensor: torch.Tensor, path: Path) -> StoredTensor:
+def in_memory(name: str, tensor: torch.Tensor, path: Path) -> StoredTensor:
+    """A tensor that is not in a file; ``path`` names its place."""
+
     def read(part: tuple[int, int, int] | None) -> torch.Tensor:
         return tensor if part is None else tensor.narrow(part[0], part[1], part[2] - part[1])
 
