@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from qcompile.errors import SchemeError
 from qcompile.layout import Shape
@@ -90,6 +89,8 @@ class _Mapped:
 
     def handle(self) -> Any:
         if self._handle is None:
+            from safetensors import safe_open  # not before a folder is opened
+
             self._handle = safe_open(str(self.path), "pt")
         return self._handle
 
@@ -107,6 +108,8 @@ class _Mapped:
 
 
 def _open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    from safetensors import SafetensorError
+
     mapped = _Mapped(path)
     try:
         handle = mapped.handle()
