@@ -56,8 +56,9 @@ def read_zeros(words: torch.Tensor, bits: int, how: Zeros, count: int) -> Ints:
     if how == "v1-gptqmodel":
         ones = sum(1 << (bits * field) for field in range(32 // bits))
         raised = (words.numpy().astype(np.int64) + ones) & 0xFFFFFFFF
-        return read_stream(torch.from_numpy(raised), bits, count).T
-    return read_stream(words, bits, count).T + (how != "v2")
+        words = torch.from_numpy(raised)
+    zeros: Ints = read_stream(words, bits, count).T
+    return zeros + 1 if how == "v1" else zeros
 
 
 @pytest.mark.parametrize("name", GPTQ)

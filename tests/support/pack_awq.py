@@ -31,13 +31,16 @@ from support.packers import (
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+Version = Literal["gemm", "gemv"]
+
+
 @dataclass(frozen=True)
 class Awq:
     """What is to be written. ``zero_point`` False means that every zero point is 8."""
 
     group: int = 64
     zero_point: bool = True
-    version: Literal["gemm", "gemv"] = "gemm"
+    version: Version = "gemm"
     scale: str = "F16"
     bias: bool = False
     old_names: bool = False

@@ -29,6 +29,9 @@ from support.packers import (
     whole_words,
 )
 
+Packing = Literal["dense", "words"]
+ActOrder = Literal["group", "weight", "static"]
+
 
 @dataclass(frozen=True)
 class Compressed:
@@ -45,8 +48,8 @@ class Compressed:
     bits: int = 4
     group: int = 64
     symmetric: bool = True
-    packing: Literal["dense", "words"] = "dense"
-    actorder: Literal["group", "weight", "static"] | None = None
+    packing: Packing = "dense"
+    actorder: ActOrder | None = None
     scale: str = "BF16"
     bias: bool = False
     activations: bool = False

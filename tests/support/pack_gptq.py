@@ -43,7 +43,7 @@ class Gptq:
             minus one on the whole word as GPTQModel does it, minus one with every field wrapping by
             itself, as they are (``v2``), as a tensor of no elements, or not at all.
         order: what ``g_idx`` says.
-        ends: whether zero points may be the ends of their range, 0 and the largest code.
+        lossy: whether AutoGPTQ's zero points may be 0, which spoils the rest of their word.
     """
 
     bits: int = 4
@@ -53,7 +53,7 @@ class Gptq:
     order: Order = "trivial"
     scale: str = "F16"
     bias: bool = False
-    ends: bool = True
+    lossy: bool = False
 
     @property
     def config(self) -> Config:
@@ -152,8 +152,7 @@ def gptq(
 def _zeros(n: int, groups: int, what: Gptq, seed: int) -> Ints:
     if what.sym:
         return np.full((n, groups), 1 << (what.bits - 1))
-    if what.zeros == "v1" and not what.ends:
-        # AutoGPTQ cannot store 0, and what follows it in the word is lost.
+    if what.zeros == "v1" and not what.lossy:
         return np.random.default_rng([seed, 7]).integers(1, 1 << what.bits, (n, groups))
     drawn: Ints = np.random.default_rng([seed, 7]).integers(0, 1 << what.bits, (n, groups))
     drawn[0, 0], drawn[-1, -1] = 0, (1 << what.bits) - 1
