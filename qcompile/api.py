@@ -20,7 +20,7 @@ from torch import nn
 from qcompile import quantizers, schemes
 from qcompile.capture import parameter_names
 from qcompile.errors import OptionError, QCompileError
-from qcompile.modules import install_weights, module_sites
+from qcompile.modules import install_weights, module_sites, packed_modules
 from qcompile.options import check_dtype, kept_names, opened_checkpoint
 from qcompile.passes.select import Policy
 from qcompile.plans import Plan
@@ -34,7 +34,6 @@ from qcompile.prepare import (
 )
 from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
-from qcompile.schemes.loaded import loaded, quantized_modules_of
 from qcompile.session import Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
@@ -170,9 +169,11 @@ def optimize(
         emitter=emitter,
         progress=report,
     )
-    if checkpoint is None and isinstance(model, nn.Module) and quantized_modules_of(model):
+    if checkpoint is None and isinstance(model, nn.Module) and packed_modules(model):
         quantizers.refuse_options(quantizer, "a model that is quantized already")
         check_fresh(model)
+        from qcompile.schemes.loaded import loaded
+
         with loaded(model, scheme) as opened:
             session = make(checkpoint=opened, in_place=True)
     elif checkpoint is None and (quantizer or not _reads(scheme)):

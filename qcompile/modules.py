@@ -40,6 +40,15 @@ def module_sites(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> list[S
     return sites
 
 
+def packed_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold ``qweight`` and ``scales``, as other libraries load them, by path."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if all(isinstance(getattr(module, n, None), torch.Tensor) for n in ("qweight", "scales"))
+    }
+
+
 def install_weights(
     model: nn.Module, catalogue: Mapping[str, WeightRef], dtype: torch.dtype | None
 ) -> None:

@@ -8,7 +8,7 @@ nothing of devices; schemes of other packages come by the entry point group ``qc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
@@ -133,26 +133,22 @@ def open_checkpoint(path: str | Path, scheme: str = "auto") -> Checkpoint:
         candidate = scheme_of(name)
         if candidate.claims(place):
             return candidate.open(place)
+    if place.is_dir():
+        from qcompile.schemes.folder.claim import unclaimed
+
+        raise unclaimed(place, names())
     raise SchemeError(
         str(place),
         f"no scheme knows this; {describe(place)}",
         f"a checkpoint of one of the schemes {', '.join(names())}",
-        "point to a .gguf file, or to a folder with one",
+        "point to a .gguf file, or to the folder of a checkpoint",
     )
 
 
 def describe(path: Path) -> str:
-    """What a file or folder looks like, in a few words."""
-    if path.is_dir():
-        return f"it is a folder with {_listing(sorted(p.name for p in path.iterdir()))}"
+    """What a file looks like, in a few words."""
     with path.open("rb") as file:
         head = file.read(16)
     if not head:
         return "the file is empty"
     return f"it starts with the bytes {head!r}"
-
-
-def _listing(found: Iterable[str]) -> str:
-    shown = list(found)
-    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
-    return (", ".join(shown[:5]) + more) if shown else "nothing in it"

@@ -18,6 +18,7 @@ from torch import nn
 
 from qcompile.conv1d import Exchange
 from qcompile.errors import OptionError, SchemeError
+from qcompile.modules import packed_modules
 from qcompile.schemes.awq import modules as awq
 from qcompile.schemes.awq.scheme import read_rules as awq_rules
 from qcompile.schemes.folder.checkpoint import FolderCheckpoint
@@ -29,15 +30,6 @@ from qcompile.schemes.gptq.zeros import ZeroRule
 from qcompile.weight import WeightRef
 
 _TENSORS = ("qweight", "qzeros", "scales", "g_idx")
-
-
-def quantized_modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold packed weights, by path."""
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if all(isinstance(getattr(module, n, None), torch.Tensor) for n in ("qweight", "scales"))
-    }
 
 
 @contextlib.contextmanager
@@ -52,7 +44,7 @@ def loaded(model: nn.Module, scheme: str) -> Iterator[FolderCheckpoint]:
         OptionError: the scheme is another.
         SchemeError: settings are missing, or contradict the tensors.
     """
-    modules = quantized_modules_of(model)
+    modules = packed_modules(model)
     settings = _settings(model, modules)
     method = method_of(settings)
     if method not in ("gptq", "awq") or scheme not in ("auto", method):

@@ -6,10 +6,10 @@ and tensors. Always holds: a folder is opened as what its settings say, or not a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from qcompile.errors import SchemeError
+from qcompile.errors import SchemeError, nearest
 from qcompile.schemes.folder.files import has_tensors, open_tensors
 from qcompile.schemes.folder.settings import Settings, method_of, quantization
 from qcompile.schemes.folder.stored import StoredTensor
@@ -53,3 +53,31 @@ def open_folder(
             'use scheme="auto"',
         )
     return settings, open_tensors(path)
+
+
+def unclaimed(path: Path, schemes: Iterable[str]) -> SchemeError:
+    """Why no scheme opens a folder."""
+    known, settings = tuple(schemes), quantization(path)
+    if settings is not None:
+        method = method_of(settings)
+        return SchemeError(
+            settings.where,
+            f"the quantization method {method!r}" if method != "unknown" else "no quant_method",
+            f"one of the schemes {', '.join(known)}",
+            f"convert the checkpoint to one of these{nearest(method, known)}",
+        )
+    if has_tensors(path):
+        return SchemeError(
+            str(path),
+            "tensors, but no quantization_config: a model in floats",
+            "a quantized checkpoint",
+            'load the model and quantize it: qcompile.optimize(model, scheme="rtn")',
+        )
+    listed = sorted(entry.name for entry in path.iterdir())
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return SchemeError(
+        str(path),
+        f"a folder with {', '.join(listed[:5]) + more if listed else 'nothing in it'}",
+        f"a checkpoint of one of the schemes {', '.join(known)}",
+        "point to a .gguf file, or to the folder of a checkpoint",
+    )

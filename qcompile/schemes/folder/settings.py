@@ -158,8 +158,9 @@ def quantization(folder: Path) -> Settings | None:
 
 def method_of(settings: Settings) -> str:
     """The quantization method, in lower case with underscores; recognised in files without one."""
-    named = settings.values.get("quant_method", settings.values.get("method"))
-    if isinstance(named, str):
+    key = "quant_method" if settings.values.get("quant_method") is not None else "method"
+    named = settings.get(key, str, "")
+    if named:
         return named.lower().replace("-", "_")
     keys = settings.values.keys()
     if (
