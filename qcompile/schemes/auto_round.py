@@ -160,8 +160,9 @@ def read_choices(settings: Settings) -> Callable[[str], Choice | None]:
             raise SchemeError(where, f"{content!r}", "an object", "correct the file")
         inner = Settings(where, content)
         inner.check_keys((*_PER_MODULE, *_ACTIVATIONS), _HARMLESS)
-        _refuse_what_is_not_read(inner)
         choice = _choice(inner, base, f"by extra_config {key!r}")
+        if choice.bits < _DENSE:
+            _refuse_what_is_not_read(inner)
         exact[key] = choice
         if _SPECIAL.search(key):
             patterns.append((_compiled(key, where), choice))

@@ -10,6 +10,7 @@ tensors its library has rearranged does not have the shapes of its scheme and is
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def _settings(model: nn.Module, modules: Mapping[str, nn.Module]) -> Settings:
     convert = getattr(found, "to_dict", None)
     values = convert() if callable(convert) else found
     if isinstance(values, dict) and values:
-        return Settings(f"{type(model).__name__}.config.quantization_config", values)
+        plain = {k: v.value if isinstance(v, enum.Enum) else v for k, v in values.items()}
+        return Settings(f"{type(model).__name__}.config.quantization_config", plain)
     path, module = next(iter(modules.items()))
     bits = getattr(module, "bits", getattr(module, "w_bit", None))
     group = getattr(module, "group_size", None)

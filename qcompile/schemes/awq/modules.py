@@ -17,14 +17,15 @@ import torch
 from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor, Shape
 from qcompile.schemes.awq.layout import GEMM, GEMV, PER_WORD, unpack_rows
-from qcompile.schemes.folder.checkpoint import quantized_modules
+from qcompile.schemes.folder.checkpoint import need_tensor, quantized_modules
 from qcompile.schemes.folder.stored import StoredTensor
+from qcompile.schemes.gptq.modules import SCALES
 from qcompile.schemes.words import unpack_words
 from qcompile.spec import AffineForm, AffineSpec
 from qcompile.weight import Rows, WeightRef
 
+_MARKS = ("qweight", "qzeros")
 _TENSORS = ("qweight", "qzeros", "scales")
-_SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -59,31 +60,26 @@ def read_modules(
     """
     weights: dict[str, WeightRef] = {}
     used: set[str] = set()
-    for module, tensors in quantized_modules(stored, "qweight").items():
+    marked = quantized_modules(stored, lambda last, _: last in _MARKS, ("qzeros",))
+    for module, tensors in marked.items():
         rule = rule_of(module)
         if rule is None:
             raise SchemeError(
-                tensors["qweight"].source,
+                next(iter(tensors.values())).source,
                 "quantized, though the settings exclude this module",
                 "floats for excluded modules",
                 "correct the settings of the quantization",
             )
         weights[f"{module}.weight"] = _weight(module, tensors, rule)
-        used.update(tensors[name].name for name in _TENSORS if name in tensors)
+        used.update(f"{module}.{name}" for name in _TENSORS)
     return weights, used
 
 
 def _weight(module: str, tensors: Mapping[str, StoredTensor], rule: Rule) -> WeightRef:
-    qweight = tensors["qweight"]
-    needed = ("scales",) if rule.sym else ("scales", "qzeros")
-    for name in needed:
-        if name not in tensors or 0 in tensors[name].shape:
-            raise SchemeError(
-                f"{qweight.file}: {module}",
-                f"qweight without {name} ({rule})",
-                f"the tensor {module}.{name}",
-                "download the checkpoint again",
-            )
+    qweight = need_tensor(tensors, "qweight", module, (torch.int32,))
+    need_tensor(tensors, "scales", module, SCALES)
+    if not rule.sym or "qzeros" in tensors:
+        need_tensor(tensors, "qzeros", module, (torch.int32,))
     shape = _shape(tensors, rule)
     group = shape[1] if rule.group == -1 else min(rule.group, shape[1])
     form: AffineForm = "symmetric" if rule.sym else "zero"
@@ -155,14 +151,6 @@ def zeros_width(k: int, group: int) -> int:
 def _shape(tensors: Mapping[str, StoredTensor], rule: Rule) -> tuple[int, int]:
     """``(N, K)``, after checking every tensor against it."""
     qweight = tensors["qweight"]
-    for name, dtypes in (("qweight", (torch.int32,)), ("scales", _SCALES)):
-        if tensors[name].dtype not in dtypes or len(tensors[name].shape) != 2:
-            raise SchemeError(
-                tensors[name].source,
-                f"{tensors[name].dtype} {tensors[name].shape}",
-                f"{' or '.join(map(str, dtypes))} with 2 dimensions",
-                "convert the checkpoint with its own tool",
-            )
     if rule.version == "gemm":
         k, n = qweight.shape[0], qweight.shape[1] * PER_WORD
         group = k if rule.group == -1 else rule.group
@@ -173,7 +161,7 @@ def _shape(tensors: Mapping[str, StoredTensor], rule: Rule) -> tuple[int, int]:
         width = zeros_width(k, k if rule.group == -1 else rule.group)
         wanted = {"scales": (n, width * PER_WORD), "qzeros": (n, width)}
     for name, needed in wanted.items():
-        if name in tensors and 0 not in tensors[name].shape and tensors[name].shape != needed:
+        if name in tensors and tensors[name].shape != needed:
             raise SchemeError(
                 tensors[name].source,
                 f"shape {tensors[name].shape}",

@@ -21,9 +21,7 @@ _READ = (
     "quant_method",
     "method",
     "bits",
-    "w_bit",
     "group_size",
-    "q_group_size",
     "zero_point",
     "sym",
     "version",
@@ -53,7 +51,7 @@ _HARMLESS = (
 
 @dataclass(frozen=True)
 class AWQScheme:
-    """Folders whose ``quant_method`` is ``awq``, and those of AutoAWQ with ``w_bit``."""
+    """Folders whose ``quant_method`` is ``awq``, and those of AutoAWQ without one."""
 
     name: str = "awq"
 
@@ -79,10 +77,9 @@ def read_rules(settings: Settings) -> tuple[Callable[[str], Rule | None], tuple[
     settings.refuse("pack_dtype", ("int32",), "codes are read from 32-bit words")
     settings.refuse("desc_act", (False,), "AWQ does not change the order of columns")
     settings.refuse("dynamic", ({},), "rules for single modules are not known for AWQ")
-    bits = "w_bit" if "w_bit" in settings.values else "bits"
-    settings.need(bits, int)
-    settings.one_of(bits, (4,))
-    size = settings.need("q_group_size" if "q_group_size" in settings.values else "group_size", int)
+    settings.need("bits", int)
+    settings.one_of("bits", (4,))
+    size = settings.need("group_size", int)
     if size != -1 and size < 1:
         raise SchemeError(
             f"{settings.where}: group_size",

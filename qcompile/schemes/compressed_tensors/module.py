@@ -7,7 +7,7 @@ Always holds: every shape and dtype is checked against the group before a weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,9 @@ from qcompile.errors import SchemeError
 from qcompile.layout import Shape
 from qcompile.schemes.compressed_tensors.groups import Group
 from qcompile.schemes.compressed_tensors.layout import E2M1_DOUBLED, per_word, unpack_padded
+from qcompile.schemes.folder.checkpoint import need_tensor
 from qcompile.schemes.folder.stored import StoredTensor
-from qcompile.schemes.gptq.modules import group_order
+from qcompile.schemes.gptq.modules import SCALES, group_order
 from qcompile.schemes.words import unpack_words, words_for
 from qcompile.spec import AffineForm, AffineSpec, GroupOrder, LookupSpec, ScaledSpec, Spec
 
@@ -55,7 +56,7 @@ class Module:
 
     def packed(self) -> Made:
         """Integers in 32-bit words."""
-        words, bits = self._need("weight_packed", torch.int32), self.group.bits
+        words, bits = self._need("weight_packed", (torch.int32,)), self.group.bits
         n, k = self._stored_shape(words)
         padded = self._is_padded(words, k)
         spec, shared = self._affine(n, k)
@@ -69,7 +70,7 @@ class Module:
 
     def int8(self) -> Made:
         """Integers, one a byte."""
-        weight = self._need("weight", torch.int8)
+        weight = self._need("weight", (torch.int8,))
         n, k = weight.shape
         spec, shared = self._affine(n, k)
 
@@ -80,11 +81,11 @@ class Module:
 
     def scaled(self) -> Made:
         """Floats of eight bits."""
-        weight = self._need("weight", torch.float8_e4m3fn, torch.float8_e5m2)
+        weight = self._need("weight", (torch.float8_e4m3fn, torch.float8_e5m2))
         n, k = weight.shape
         group, scales = self._scales(n, k)
-        exponents = self.tensors["weight_scale"].dtype == torch.uint8
-        dtype = torch.float32 if exponents else self.tensors["weight_scale"].dtype
+        exponents = self._scale.dtype == torch.uint8
+        dtype = torch.float32 if exponents else self._scale.dtype
 
         def parts(start: int, stop: int) -> dict[str, torch.Tensor]:
             scale = scales(start, stop)
@@ -97,8 +98,10 @@ class Module:
 
     def nvfp4(self) -> Made:
         """Floats of four bits with two levels of scales."""
-        overall = self._need("weight_global_scale", torch.float32)
+        overall = self._need("weight_global_scale", (torch.float32,), (0, 1))
         spec, shape, inner = self._fp4(torch.float8_e4m3fn)
+        if overall.shape:
+            self._check(overall, (1,), shape)
 
         def parts(start: int, stop: int) -> dict[str, torch.Tensor]:
             return {**inner(start, stop), "global": overall.load().reshape(1)}
@@ -111,8 +114,8 @@ class Module:
         return spec, "ct.mxfp4", shape, parts
 
     def _fp4(self, scale_dtype: torch.dtype) -> tuple[LookupSpec, tuple[int, int], Read]:
-        packed = self._need("weight_packed", torch.uint8)
-        scale = self._need("weight_scale", scale_dtype)
+        packed = self._need("weight_packed", (torch.uint8,))
+        scale = self._need("weight_scale", (scale_dtype,))
         n, k = packed.shape[0], packed.shape[1] * 2
         self._check(scale, (n, -(-k // self.group.group)), (n, k))
 
@@ -128,7 +131,7 @@ class Module:
         group, scales = self._scales(n, k)
         order, index = self._order(k, group)
         form: AffineForm = "symmetric" if self.group.sym else "zero"
-        spec = AffineSpec(self.group.bits, group, form, self.tensors["weight_scale"].dtype, order)
+        spec = AffineSpec(self.group.bits, group, form, self._scale.dtype, order)
         zeros = None if self.group.sym else self._zeros(n, k, group)
 
         def parts(start: int, stop: int) -> dict[str, torch.Tensor]:
@@ -143,7 +146,7 @@ class Module:
 
     def _scales(self, n: int, k: int) -> tuple[int, Callable[[int, int], torch.Tensor]]:
         """Columns of a group, and the scales ``[rows, G]`` of some rows."""
-        stored, strategy = self.tensors["weight_scale"], self.group.strategy
+        stored, strategy = self._scale, self.group.strategy
         if strategy == "tensor":
             if stored.shape not in ((1,), (), (1, 1)):
                 self._check(stored, (1,), (n, k))
@@ -164,21 +167,21 @@ class Module:
         return group, lambda start, stop: stored.part(0, start, stop)
 
     def _order(self, k: int, group: int) -> tuple[GroupOrder, torch.Tensor | None]:
-        stored = self.tensors.get("weight_g_idx")
-        if stored is None:
+        if "weight_g_idx" not in self.tensors:
             return "sequential", None
+        stored = self._need("weight_g_idx", (torch.int32, torch.int64), (1,))
         index = stored.load().to(torch.int32)
         # Older releases write -1 everywhere where no index is in use.
         if bool((index == -1).all()):
             return "sequential", None
-        self._check(stored, (k,), (self.tensors["weight_scale"].shape[0], k))
+        self._check(stored, (k,), (self._scale.shape[0], k))
         order = group_order(index, k, group, stored.source)
         return order, None if order == "sequential" else index
 
     def _zeros(self, n: int, k: int, group: int) -> Callable[[int, int], torch.Tensor]:
         """Unsigned zero points uint8 ``[rows, G]`` of some rows."""
         bits, groups = self.group.bits, -(-k // group)
-        stored = self._need("weight_zero_point", torch.int32, torch.int8)
+        stored = self._need("weight_zero_point", (torch.int32, torch.int8), (0, 1, 2))
         if stored.dtype == torch.int8:
             whole = stored.shape in ((1,), (), (1, 1))
             if not whole:
@@ -222,7 +225,7 @@ class Module:
         return self.version < (0, 20)
 
     def _stored_shape(self, words: StoredTensor) -> tuple[int, int]:
-        shape = self._need("weight_shape", torch.int64, torch.int32).load().tolist()
+        shape = self._need("weight_shape", (torch.int64, torch.int32), (1,)).load().tolist()
         if len(shape) != 2 or shape[0] != words.shape[0] or shape[1] < 1:
             raise SchemeError(
                 self.tensors["weight_shape"].source,
@@ -232,23 +235,16 @@ class Module:
             )
         return shape[0], shape[1]
 
-    def _need(self, name: str, *dtypes: torch.dtype) -> StoredTensor:
-        if name not in self.tensors:
-            raise SchemeError(
-                f"{self.tensors['weight_scale'].file}: {self.name}",
-                f"weight_scale without {name} ({self.group})",
-                f"the tensor {self.name}.{name}",
-                "check the format in the settings, or download the checkpoint again",
-            )
-        found = self.tensors[name]
-        if found.dtype not in dtypes:
-            raise SchemeError(
-                found.source,
-                f"dtype {found.dtype} ({self.group})",
-                " or ".join(map(str, dtypes)),
-                "check the format in the settings against the tensors",
-            )
-        return found
+    def _need(
+        self, name: str, dtypes: Collection[torch.dtype], dimensions: Collection[int] = (2,)
+    ) -> StoredTensor:
+        return need_tensor(self.tensors, name, self.name, dtypes, dimensions)
+
+    @property
+    def _scale(self) -> StoredTensor:
+        """The scales, of a dtype that the group's format has."""
+        dtypes = (*SCALES, torch.uint8) if self.group.format == "float" else SCALES
+        return self._need("weight_scale", dtypes, (0, 1, 2))
 
     def _check(self, tensor: StoredTensor, needed: Shape, weight: tuple[int, int]) -> None:
         if tensor.shape != needed:

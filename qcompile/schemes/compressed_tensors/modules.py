@@ -30,6 +30,7 @@ _TENSORS = (
     "input_zero_point",
     "input_global_scale",
 )
+_MARKS = ("weight_scale", "weight_packed", "weight_shape", "weight_global_scale")
 CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 
 
@@ -50,18 +51,25 @@ def read_modules(
     """
     weights: dict[str, WeightRef] = {}
     used = {name for name in stored if name.rpartition(".")[2] in CACHE_SCALES}
-    for module, tensors in quantized_modules(stored, "weight_scale").items():
+    for module, tensors in quantized_modules(stored, _marks).items():
         group = group_of(module)
         if group is None:
             raise SchemeError(
-                tensors["weight_scale"].source,
+                next(iter(tensors.values())).source,
                 "quantized, though no target of the settings names this module or ignore does",
                 "a group for every quantized module",
                 "correct config_groups or ignore",
             )
         weights[f"{module}.weight"] = _weight(module, tensors, group, version)
-        used.update(tensors[name].name for name in _TENSORS if name in tensors)
+        # A float weight beside a packed one is nobody's: it is refused as a second weight.
+        unread = ("weight",) if "weight_packed" in tensors else ()
+        used.update(f"{module}.{name}" for name in _TENSORS if name not in unread)
     return weights, used
+
+
+def _marks(last: str, tensor: StoredTensor) -> bool:
+    """Whether a tensor belongs to a quantized module: its name says so, or one-byte numbers."""
+    return last in _MARKS or (last == "weight" and tensor.dtype.itemsize == 1)
 
 
 def _weight(

@@ -9,7 +9,7 @@ is refused by name; names are the file's, with ``MODULE.weight`` for a quantized
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -184,17 +184,71 @@ def _float_weight(stored: StoredTensor) -> WeightRef:
 
 
 def quantized_modules(
-    stored: Mapping[str, StoredTensor], mark: str
+    stored: Mapping[str, StoredTensor],
+    marks: Callable[[str, StoredTensor], bool],
+    may_be_empty: Collection[str] = (),
 ) -> dict[str, dict[str, StoredTensor]]:
-    """The tensors of every module that has one called ``mark``, by module and by last component."""
-    modules: dict[str, dict[str, StoredTensor]] = {
-        name.removesuffix(f".{mark}"): {} for name in stored if name.endswith(f".{mark}")
-    }
+    """The tensors of every quantized module, by module and by last component of their names.
+
+    Args:
+        stored: the folder's tensors.
+        marks: whether only a quantized module has a tensor with this last component.
+        may_be_empty: last components of tensors that some tools write without elements; those are
+            left out.
+
+    Raises:
+        SchemeError: another tensor has no elements.
+    """
+    modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored.items():
         module, _, last = name.rpartition(".")
-        if module in modules:
-            modules[module][last] = tensor
+        if marks(last, tensor):
+            modules[module] = {}
+    for name, tensor in stored.items():
+        module, _, last = name.rpartition(".")
+        if module not in modules or (0 in tensor.shape and last in may_be_empty):
+            continue
+        if 0 in tensor.shape:
+            raise SchemeError(
+                tensor.source,
+                f"no elements, shape {tensor.shape}",
+                "the tensor's values",
+                "download the checkpoint again",
+            )
+        modules[module][last] = tensor
     return {module: modules[module] for module in sorted(modules, key=_natural)}
+
+
+def need_tensor(
+    tensors: Mapping[str, StoredTensor],
+    name: str,
+    module: str,
+    dtypes: Collection[torch.dtype],
+    dimensions: Collection[int] = (2,),
+) -> StoredTensor:
+    """A tensor of a module, after checking that it is there and of a kind that can be read.
+
+    Raises:
+        SchemeError: it is missing, or of another dtype or number of dimensions.
+    """
+    found = tensors.get(name)
+    if found is None:
+        some = next(iter(tensors.values()))
+        raise SchemeError(
+            f"{some.file}: {module}",
+            f"{some.name.rpartition('.')[2]} without {name}",
+            f"the tensor {module}.{name}",
+            "check the settings of the quantization, or download the checkpoint again",
+        )
+    if found.dtype not in dtypes or len(found.shape) not in dimensions:
+        counts = " or ".join(map(str, dimensions))
+        raise SchemeError(
+            found.source,
+            f"{found.dtype}, shape {found.shape}",
+            f"{' or '.join(map(str, dtypes))} with {counts} dimensions",
+            "check the settings of the quantization against the tensors",
+        )
+    return found
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

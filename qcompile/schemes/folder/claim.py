@@ -62,7 +62,7 @@ def unclaimed(path: Path, schemes: Iterable[str]) -> SchemeError:
         method = method_of(settings)
         return SchemeError(
             settings.where,
-            f"the quantization method {method!r}" if method != "unknown" else "no quant_method",
+            f"quant_method {method!r}" if method != "unknown" else "no quant_method",
             f"one of the schemes {', '.join(known)}",
             f"convert the checkpoint to one of these{nearest(method, known)}",
         )

@@ -21,6 +21,8 @@ _IN_CONFIG = ("quantization_config", "compression_config")
 _NESTED = ("text_config", "llm_config", "language_config")
 # What tools write into these may differ from file to file without a meaning.
 _FREE = ("meta", "model_name_or_path", "model_file_base_name", "autoround_version")
+# What AutoAWQ calls them in its own file.
+_ALIASES = {"w_bit": "bits", "q_group_size": "group_size"}
 Value = TypeVar("Value")
 
 
@@ -163,17 +165,8 @@ def method_of(settings: Settings) -> str:
     if named:
         return named.lower().replace("-", "_")
     keys = settings.values.keys()
-    if (
-        "w_bit" in keys
-        or "q_group_size" in keys
-        or settings.values.get("version")
-        in (
-            "gemm",
-            "GEMM",
-            "gemv",
-            "GEMV",
-        )
-    ):
+    version = str(settings.values.get("version")).lower()
+    if version in ("gemm", "gemv") or "zero_point" in keys:
         return "awq"
     if "config_groups" in keys:
         return "compressed_tensors"
@@ -191,11 +184,29 @@ def _sources(folder: Path) -> Iterable[Settings]:
         for key in _IN_CONFIG:
             found = content.get(key)
             if isinstance(found, dict) and found:
-                yield Settings(f"{where}: {key}", found)
+                yield Settings(f"{where}: {key}", _by_usual_names(found, where))
     for name in _OWN_FILES:
         if (folder / name).is_file():
-            yield Settings(str(folder / name), read_json(folder / name))
+            own = str(folder / name)
+            yield Settings(own, _by_usual_names(read_json(folder / name), own))
+
+
+def _by_usual_names(values: Mapping[str, object], where: str) -> Mapping[str, object]:
+    renamed: dict[str, object] = {}
+    for key, value in values.items():
+        usual = _ALIASES.get(key, key)
+        if usual in renamed and _differ(renamed[usual], value):
+            raise SchemeError(
+                f"{where}: {key}",
+                f"{value!r}, and {usual} is {renamed[usual]!r}",
+                "one value under both names",
+                "correct the file",
+            )
+        renamed[usual] = value
+    return renamed
 
 
 def _differ(one: object, other: object) -> bool:
+    if isinstance(one, str) and isinstance(other, str):
+        return one.lower() != other.lower()  # AutoAWQ writes GEMM in one file, gemm in the other
     return one is not None and other is not None and one != other

@@ -17,7 +17,7 @@ import torch
 
 from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor
-from qcompile.schemes.folder.checkpoint import quantized_modules
+from qcompile.schemes.folder.checkpoint import need_tensor, quantized_modules
 from qcompile.schemes.folder.stored import StoredTensor
 from qcompile.schemes.gptq.layout import NAME
 from qcompile.schemes.gptq.rules import Rule
@@ -26,7 +26,9 @@ from qcompile.schemes.words import words_for
 from qcompile.spec import AffineForm, AffineSpec, GroupOrder
 from qcompile.weight import Rows, WeightRef
 
+_MARKS = ("qweight", "qzeros")
 _TENSORS = ("qweight", "qzeros", "scales", "g_idx")
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _ALIGN = 32  # rows after which zero points of any width start a word
 
 
@@ -44,24 +46,31 @@ def read_modules(
     """
     weights: dict[str, WeightRef] = {}
     used: set[str] = set()
-    for module, tensors in quantized_modules(stored, "qweight").items():
+    marked = quantized_modules(stored, lambda last, _: last in _MARKS, ("qzeros",))
+    for module, tensors in marked.items():
         rule = rule_of(module)
         if rule is None:
             raise SchemeError(
-                tensors["qweight"].source,
+                next(iter(tensors.values())).source,
                 "quantized, though the settings exclude this module",
                 "floats for excluded modules",
                 "correct the settings of the quantization",
             )
         weights[f"{module}.weight"] = module_weight(module, tensors, rule)
-        used.update(tensors[name].name for name in _TENSORS if name in tensors)
+        used.update(f"{module}.{name}" for name in _TENSORS)
     return weights, used
 
 
 def module_weight(module: str, tensors: Mapping[str, StoredTensor], rule: Rule) -> WeightRef:
     """One quantized weight."""
-    qweight, scales = tensors["qweight"], _need(tensors, "scales", module)
-    _check_kinds(tensors)
+    qweight = need_tensor(tensors, "qweight", module, (torch.int32,))
+    scales = need_tensor(tensors, "scales", module, SCALES)
+    for name, dtypes, dimensions in (
+        ("qzeros", (torch.int32,), 2),
+        ("g_idx", (torch.int32, torch.int64), 1),
+    ):
+        if name in tensors:
+            need_tensor(tensors, name, module, dtypes, (dimensions,))
     n, (groups, _) = qweight.shape[1], scales.shape
     index = tensors["g_idx"].load() if "g_idx" in tensors else None
     k = _columns(qweight, rule, index, groups)
@@ -114,8 +123,8 @@ class _Parts:
 
     def _zeros(self, start: int, stop: int) -> torch.Tensor | None:
         stored = self.tensors.get("qzeros")
-        if stored is None or 0 in stored.shape or stop <= start:
-            return None if self.rule.sym else torch.zeros((0, 0), dtype=torch.uint8)
+        if stored is None or stop <= start:
+            return None if self.rule.sym else torch.zeros((self._groups, 0), dtype=torch.uint8)
         bits, first = self.rule.bits, start // _ALIGN * _ALIGN
         words = stored.part(1, words_for(first, bits), words_for(stop, bits))
         if not self.rule.sym and looks_damaged(words, bits, self.rule.zeros):
@@ -125,6 +134,10 @@ class _Parts:
                 stacklevel=2,
             )
         return read_zeros(words, bits, self.rule.zeros, stop - first)[:, start - first :]
+
+    @property
+    def _groups(self) -> int:
+        return self.tensors["scales"].shape[0]
 
     def _check_symmetric(self, zeros: torch.Tensor) -> None:
         middle = 1 << (self.rule.bits - 1)
@@ -169,43 +182,11 @@ def group_order(index: torch.Tensor, k: int, group: int, source: str) -> GroupOr
 # **** checks ****
 
 
-def _need(tensors: Mapping[str, StoredTensor], name: str, module: str) -> StoredTensor:
-    if name not in tensors:
-        raise SchemeError(
-            f"{tensors['qweight'].file}: {module}",
-            f"qweight without {name}",
-            f"the tensor {module}.{name}",
-            "download the checkpoint again",
-        )
-    return tensors[name]
-
-
-def _check_kinds(tensors: Mapping[str, StoredTensor]) -> None:
-    wanted: dict[str, tuple[torch.dtype, ...]] = {
-        "qweight": (torch.int32,),
-        "qzeros": (torch.int32,),
-        "g_idx": (torch.int32, torch.int64),
-        "scales": (torch.float16, torch.bfloat16, torch.float32),
-    }
-    for name, dtypes in wanted.items():
-        tensor = tensors.get(name)
-        if tensor is None or 0 in tensor.shape:
-            continue
-        dimensions = 1 if name == "g_idx" else 2
-        if tensor.dtype not in dtypes or len(tensor.shape) != dimensions:
-            raise SchemeError(
-                tensor.source,
-                f"{tensor.dtype} {tensor.shape}",
-                f"{' or '.join(map(str, dtypes))} with {dimensions} dimensions",
-                "convert the checkpoint with its own tool",
-            )
-
-
 def _columns(qweight: StoredTensor, rule: Rule, index: torch.Tensor | None, groups: int) -> int:
     """K: the words may be padded, so the index or the groups have to tell where they are not."""
     words = qweight.shape[0]
     most = words * 32 // rule.bits
-    if index is not None and index.numel():
+    if index is not None:
         return index.numel()
     if rule.group == -1 or groups == -(-most // rule.group):
         return most
@@ -224,7 +205,7 @@ def _check_shapes(
     }
     for name, needed in wanted.items():
         tensor = tensors.get(name)
-        if name == "qzeros" and (tensor is None or 0 in tensor.shape):
+        if tensor is None:
             if rule.sym:
                 continue
             raise SchemeError(
@@ -233,7 +214,6 @@ def _check_shapes(
                 "qzeros",
                 "correct sym, or download the checkpoint again",
             )
-        assert tensor is not None
         if tensor.shape != needed:
             raise SchemeError(
                 tensor.source,
