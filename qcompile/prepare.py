@@ -34,7 +34,7 @@ from qcompile.session import Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
-from qcompile.weight import WeightRef
+from qcompile.weight import WeightRef, same_floats
 
 
 def session_for(
@@ -137,6 +137,8 @@ def catalogue_of(
     kept = kept_names(model, shapes, keep)
     if in_place:
         kept = [name for name in shapes if name not in opened.tensors]
+    else:
+        kept = [*kept, *_copies(model, opened.tensors)]
     catalogue = opened.catalogue(_without_aliases(model, shapes, opened.tensors), kept)
     check_identity(model, catalogue, str(opened.path), kept)
     return catalogue
@@ -152,6 +154,22 @@ def _without_aliases(
         for name, shape in shapes.items()
         if name in tensors or id(model.get_parameter(name)) not in stored
     }
+
+
+def _copies(model: nn.Module, tensors: Mapping[str, WeightRef]) -> list[str]:
+    """Further names of a shared parameter under which the checkpoint stores the same floats again.
+
+    Many tools write a tied head a second time. Only where that is so are the two read.
+    """
+    first: dict[int, str] = {}
+    copies = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in tensors:
+            continue
+        known = first.setdefault(id(parameter), name)
+        if known != name and same_floats(tensors[known], tensors[name]):
+            copies.append(name)
+    return copies
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qcompile.layout import QuantizedTensor, Shape, layout_of
-from qcompile.spec import ActivationSpec, Spec
+from qcompile.spec import ActivationSpec, Spec, is_quantized
 
 Rows = slice | torch.Tensor
 
@@ -72,3 +72,16 @@ class WeightRef:
             return self.read(order[rows])
 
         return replace(self, read=read)
+
+
+def same_floats(one: WeightRef, other: WeightRef) -> bool:
+    """Whether two weights are stored as floats, and as the same ones.
+
+    Both are read when their headers agree.
+    """
+    if is_quantized(one.spec) or one.spec != other.spec or one.shape != other.shape:
+        return False
+    same = torch.equal(one.load().parts["data"], other.load().parts["data"])
+    one.release()
+    other.release()
+    return same

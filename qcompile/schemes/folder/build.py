@@ -17,8 +17,7 @@ from torch import nn
 from qcompile.errors import SchemeError
 from qcompile.hf import build_skeleton, need_transformers
 from qcompile.schemes.folder.settings import model_config
-from qcompile.spec import is_quantized
-from qcompile.weight import WeightRef
+from qcompile.weight import WeightRef, same_floats
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -91,7 +90,7 @@ def _settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], pat
     if embedding is None:
         return
     tied = bool(getattr(text, "tie_word_embeddings", False))
-    if _HEAD in tensors and tied and not _same_values(tensors[_HEAD], tensors[embedding]):
+    if _HEAD in tensors and tied and not same_floats(tensors[_HEAD], tensors[embedding]):
         text.tie_word_embeddings = config.tie_word_embeddings = False
     architectures = config.architectures or []
     makes_text = any(str(name).endswith("ForCausalLM") for name in architectures)
@@ -103,13 +102,3 @@ def _settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], pat
             f"add {_HEAD} to the folder, or set tie_word_embeddings to true in config.json if the "
             "model was trained so",
         )
-
-
-def _same_values(one: WeightRef, other: WeightRef) -> bool:
-    """Whether two weights are the same floats. Reads both when their headers agree."""
-    if is_quantized(one.spec) or one.spec != other.spec or one.shape != other.shape:
-        return False
-    same = torch.equal(one.load().parts["data"], other.load().parts["data"])
-    one.release()
-    other.release()
-    return same
