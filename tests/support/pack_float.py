@@ -93,11 +93,12 @@ def nibbles(codes: Ints) -> torch.Tensor:
     return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
 
 
-def mxfp4(n: int, k: int, seed: int = 0) -> Packed:
+def mxfp4(n: int, k: int, seed: int = 0, extremes: bool = False) -> Packed:
     """An ``mxfp4-pack-quantized`` layer: ``e2m1 * 2**(scale - 127)``, exact in float32."""
     draw = np.random.default_rng([seed, n, k])
     codes, scales = draw.integers(0, 16, (n, k)), draw.integers(110, 135, (n, k // 32))
-    scales.flat[:3] = 1, 0, 240
+    if extremes:
+        scales.flat[:3] = 1, 0, 240
     powers = np.ldexp(np.float32(1), (scales - 127).astype(np.int32)).astype(np.float32)
     exact = torch.from_numpy(FP4[codes] * powers.repeat(32, axis=1))
     tensors = {
