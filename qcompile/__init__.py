@@ -16,6 +16,7 @@ from qcompile.errors import (
     SchemeError,
     VerifyError,
 )
+from qcompile.writers import save_checkpoint
 
 __version__ = "0.1.0"
 
@@ -32,4 +33,5 @@ __all__ = [
     "open",
     "optimize",
     "plan",
+    "save_checkpoint",
 ]

@@ -16,14 +16,13 @@ import contextlib
 import warnings
 from collections.abc import Collection, Iterator
 
-import torch
 from torch import nn
 
 from qcompile.conv1d import exchange_conv1d
 from qcompile.quantizers.calibrate import Work, calibrate
 from qcompile.quantizers.checkpoint import InPlace
 from qcompile.quantizers.gptq import quantize_gptq
-from qcompile.quantizers.inputs import quiet
+from qcompile.quantizers.inputs import Gram, quiet
 from qcompile.quantizers.linears import FloatLinear, chosen_paths, float_linears
 from qcompile.quantizers.rtn import quantize_rtn
 from qcompile.quantizers.settings import (
@@ -109,13 +108,16 @@ class _Job:
         spec = self.settings.spec(linear.weight.shape[1])
         self.opened.store(linear, quantize_rtn(linear.weight, spec, linear.name))
 
-    def calibrated(self, linear: FloatLinear, hessian: torch.Tensor | None) -> None:
+    def calibrated(self, linear: FloatLinear, inputs: Gram) -> None:
         """Quantize a linear by GPTQ and put the rounded values into its weight."""
+        hessian = inputs.hessian
         if hessian is None:
             self.opened.unreached.append(linear.name)
             self.round(linear)
         else:
             self._begin(linear)
+            if inputs.rows < len(hessian):
+                self.opened.few[linear.name] = inputs.rows
             result = quantize_gptq(
                 linear.weight,
                 hessian,

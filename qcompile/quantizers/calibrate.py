@@ -3,8 +3,8 @@
 Comes in: a float model, its linears, calibration batches. Goes out: every linear quantized, through
 a callback, in the order of the model.
 Always holds: a linear is calibrated with what reaches it through the layers before it as they are
-*after* quantization; only one layer has Hessians at a time; a linear that no batch reaches is
-reported to the callback without a Hessian.
+*after* quantization; only one layer has Hessians at a time; every linear comes to the callback
+once, also when no batch reaches it.
 
 The layers run one after another, each on the stored outputs of the one before. Within a layer the
 linears that share an input go together, in the order of their calls: queries, keys and values, then
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qcompile.quantizers.inputs import Mask, call, collecting, patched
+from qcompile.quantizers.inputs import Gram, Mask, call, collecting, patched
 from qcompile.quantizers.linears import FloatLinear
 from qcompile.quantizers.settings import Batch
 from qcompile.quantizers.trace import Trace, first_tensor, watch, with_first_tensor
@@ -35,12 +35,12 @@ class Work:
     """What to do with the linears.
 
     Attributes:
-        quantize: called once for each linear with the Hessian of its inputs, or None when no input
-            came; leaves the rounded values in the weight.
+        quantize: called once for each linear with its inputs, perhaps none; leaves the rounded
+            values in the weight.
         done: called when a linear's weight will not be needed again.
     """
 
-    quantize: Callable[[FloatLinear, torch.Tensor | None], None]
+    quantize: Callable[[FloatLinear, Gram], None]
     done: Callable[[FloatLinear], None]
 
 
@@ -85,7 +85,7 @@ def _together(
         for _ in runs:
             pass
     for linear in linears:
-        work.quantize(linear, grams[linear.name].hessian)
+        work.quantize(linear, grams[linear.name])
         work.done(linear)
 
 

@@ -3,8 +3,8 @@
 Comes in: a model and its chosen linears. Goes out: an object that answers to
 ``qcompile.schemes.Checkpoint``.
 Always holds: specs, layouts and shapes are known before anything is quantized, so a plan can be
-made first; a float weight is released as soon as its quantized form is stored and nobody needs its
-values.
+made first; codes lie packed, in the layout ``gptq``; a float weight is released as soon as its
+quantized form is stored and nobody needs its values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qcompile.layout import QuantizedTensor, Shape
 from qcompile.modules import module_sites, release
 from qcompile.quantizers.linears import FloatLinear, left_in_float
 from qcompile.quantizers.settings import Settings
-from qcompile.quantizers.store import NAME, to_words
+from qcompile.schemes.gptq.layout import NAME, from_affine
 from qcompile.site import Site
 from qcompile.spec import FloatSpec
 from qcompile.weight import Rows, WeightRef
@@ -40,6 +40,7 @@ class InPlace:
         linears: what.
         losses: relative squared error of every linear's output on the calibration data.
         unreached: linears that no calibration data reached.
+        few: linears that got fewer calibration inputs than they have columns, and how many.
     """
 
     model: nn.Module
@@ -47,6 +48,7 @@ class InPlace:
     linears: tuple[FloatLinear, ...]
     losses: dict[str, float] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
+    few: dict[str, int] = field(default_factory=dict)
     _stored: dict[str, QuantizedTensor] = field(default_factory=dict)
     _refs: dict[str, WeightRef] = field(default_factory=dict)
     _left: list[str] = field(default_factory=list)
@@ -88,7 +90,13 @@ class InPlace:
         if self.settings.method == "gptq" and not self.settings.batches:
             notes.append("no calibration data: gptq rounds to nearest")
         if self.unreached:
-            notes.append(f"rounded to nearest, {_unreached(self.unreached)}")
+            listed = _first(self.unreached)
+            notes.append(f"rounded to nearest, no calibration data reached {listed}")
+        if self.few:
+            notes.append(
+                f"{len(self.few)} linears got fewer calibration inputs than they have columns, at "
+                f"least {min(self.few.values())}: more data would serve them better"
+            )
         if self.losses:
             worst = max(self.losses, key=self.losses.__getitem__)
             mean = sum(self.losses.values()) / len(self.losses)
@@ -126,7 +134,7 @@ class InPlace:
 
     def store(self, linear: FloatLinear, weight: QuantizedTensor) -> None:
         """Keep the quantized form of a linear's weight (layout ``affine``)."""
-        packed = to_words(weight)
+        packed = from_affine(weight)
         packed.check(linear.name)
         self._stored[linear.name] = packed
 
@@ -159,6 +167,6 @@ def _float_ref(name: str, parameter: nn.Parameter) -> WeightRef:
     return WeightRef(name, spec, "float", shape, read, f"module: {name}")
 
 
-def _unreached(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"no calibration data reached {', '.join(names[:_SHOWN])}{more}"
+    return ", ".join(names[:_SHOWN]) + more
