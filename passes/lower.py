@@ -15,7 +15,8 @@ from torch import fx
 
 from qcompile.errors import LowerError
 from qcompile.layout import QuantizedTensor
-from qcompile.ops import embedding
+from qcompile.ops import embedding, encode_meaning
+from qcompile.ops_experts import experts
 from qcompile.plans import Entry
 from qcompile.program import CANONICAL, Program, weight_name
 
@@ -64,6 +65,8 @@ def _emit(
     if entry.kernel is not None:
         return entry.kernel.emit(graph, node, parts, weight)
     x = node.args[0]
+    if node.target is experts:
+        return graph.call_function(experts, (x, parts, encode_meaning(weight), *node.args[3:]))
     if node.target is embedding:
         rows = graph.call_function(torch.ops.aten.embedding.default, (parts[0], x))
         return graph.call_function(torch.ops.aten.to.dtype, (rows, node.args[3]))

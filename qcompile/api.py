@@ -20,6 +20,7 @@ from torch import nn
 from qcompile import quantizers, schemes
 from qcompile.capture import parameter_names
 from qcompile.errors import OptionError, QCompileError
+from qcompile.experts import one_node_a_layer
 from qcompile.modules import install_weights, module_sites, packed_modules
 from qcompile.options import check_dtype, kept_names, opened_checkpoint
 from qcompile.passes.select import Policy
@@ -34,7 +35,7 @@ from qcompile.prepare import (
 )
 from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
-from qcompile.session import Session, no_progress
+from qcompile.session import Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
@@ -157,41 +158,33 @@ def optimize(
     Raises:
         OptionError, SchemeError, PlanError, CaptureError, VerifyError: see the message.
     """
+    check_fresh(model)
     report = reporter(progress)
-    make = functools.partial(
-        session_for,
-        model,
-        scheme=scheme,
-        device=device,
-        dtype=dtype,
-        emulate=emulate,
-        on_unsupported=on_unsupported,
-        emitter=emitter,
-        progress=report,
-    )
-    if checkpoint is None and isinstance(model, nn.Module) and packed_modules(model):
-        quantizers.refuse_options(quantizer, "a model that is quantized already")
-        check_fresh(model)
-        from qcompile.schemes.loaded import loaded
+    with one_node_a_layer(model):
+        session = _prepared(
+            model,
+            scheme,
+            checkpoint,
+            keep,
+            quantizer,
+            functools.partial(
+                session_for,
+                model,
+                scheme=scheme,
+                device=device,
+                dtype=dtype,
+                emulate=emulate,
+                on_unsupported=on_unsupported,
+                emitter=emitter,
+                progress=report,
+            ),
+            report,
+        )
+        if verify:
+            from qcompile.verify import verify_session
 
-        with loaded(model, scheme) as opened:
-            session = make(checkpoint=opened, in_place=True)
-    elif checkpoint is None and (quantizer or not _reads(scheme)):
-        settings = quantizers.settings_for(scheme, quantizer)
-        check_fresh(model)
-        kept = kept_names(model, shapes_of(model), keep)
-        with quantizers.planned(model, settings, kept) as own:
-            session = make(checkpoint=own, in_place=True)
-        quantizers.quantize(own, report)
-        session.plan = dataclasses.replace(session.plan, notes=own.notes())
-    else:
-        quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
-        session = make(checkpoint=checkpoint, keep=keep)
-    if verify:
-        from qcompile.verify import verify_session
-
-        verify_session(session)
-    install_weights(model, session.catalogue, dtype)
+            verify_session(session)
+        install_weights(model, session.catalogue, dtype)
     session.names = parameter_names(model, session.catalogue)
     _install_forward(model, session, fullgraph)
     return model
@@ -240,6 +233,34 @@ def load(
 
 
 # **** parts of the above ****
+
+
+def _prepared(
+    model: nn.Module,
+    scheme: str,
+    checkpoint: str | Path | Checkpoint | None,
+    keep: Iterable[str],
+    quantizer: quantizers.Options,
+    make: Callable[..., Session],
+    report: Progress,
+) -> Session:
+    """The session of a model with a checkpoint, of one loaded by others, or of a float one."""
+    if checkpoint is None and packed_modules(model):
+        quantizers.refuse_options(quantizer, "a model that is quantized already")
+        from qcompile.schemes.loaded import loaded
+
+        with loaded(model, scheme) as opened:
+            return make(checkpoint=opened, in_place=True)
+    if checkpoint is not None or (not quantizer and _reads(scheme)):
+        quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
+        return make(checkpoint=checkpoint, keep=keep)
+    settings = quantizers.settings_for(scheme, quantizer)
+    kept = kept_names(model, shapes_of(model), keep)
+    with quantizers.planned(model, settings, kept) as own:
+        session = make(checkpoint=own, in_place=True)
+    quantizers.quantize(own, report)
+    session.plan = dataclasses.replace(session.plan, notes=own.notes())
+    return session
 
 
 def _reads(scheme: str) -> bool:

@@ -96,6 +96,9 @@ def check_identity(
 def _check_shape(name: str, needed: Shape | None, weight: WeightRef) -> None:
     if needed is None or tuple(needed) == tuple(weight.shape):
         return
+    # Stacked experts are output rows first; a model may keep them the other way round.
+    if weight.layout == "experts" and tuple(needed) == (weight.shape[0], *weight.shape[:0:-1]):
+        return
     raise SchemeError(
         weight.source,
         f"shape {tuple(weight.shape)}",

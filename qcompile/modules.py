@@ -8,14 +8,17 @@ still unbound raises instead of computing with garbage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qcompile.errors import SchemeError
+from qcompile.experts import ExpertsModule, experts_modules
+from qcompile.experts_layout import experts_weight
 from qcompile.layout import Shape
-from qcompile.site import EmbeddingSite, LinearSite, Site
+from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site
 from qcompile.spec import is_quantized
 from qcompile.weight import WeightRef
 
@@ -27,7 +30,10 @@ def module_sites(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> list[S
         if name in catalogue or id(parameter) not in canonical:
             canonical[id(parameter)] = name
     sites: list[Site] = []
+    layers = {found.path: found for found in experts_modules(model)}
     for path, module in model.named_modules():
+        if path in layers:
+            sites += _experts_site(layers[path], catalogue)
         if not isinstance(module, (nn.Linear, nn.Embedding)):
             continue
         weight = catalogue.get(canonical.get(id(module.weight), ""))
@@ -38,6 +44,16 @@ def module_sites(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> list[S
         else:
             sites.append(EmbeddingSite(path, weight))
     return sites
+
+
+def _experts_site(module: ExpertsModule, catalogue: Mapping[str, WeightRef]) -> list[Site]:
+    found = [catalogue.get(name) for name in (module.up, module.down)]
+    up, down = (w if w is not None and is_quantized(w.spec) else None for w in found)
+    if up is None and down is None:
+        return []
+    weight = experts_weight(module.path, up, down)
+    activation = str(replace(module.activation, interleaved=False))
+    return [ExpertsSite(module.path, weight, module.up_bias is not None, activation)]
 
 
 def packed_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -89,8 +105,10 @@ def _bind(
     if weight is None:
         return nn.Parameter(parameter.detach().to(wanted), requires_grad=False)
     if is_quantized(weight.spec):
-        return _stand_in(weight.shape, wanted, fake)
+        return _stand_in(parameter.shape, wanted, fake)
     values = weight.dequantize().to(wanted)
+    if values.shape != parameter.shape:
+        raise _other_way_round(weight, parameter)
     # A float32 tensor may be a view of the file.
     return nn.Parameter(values.clone(), requires_grad=False)
 
@@ -109,6 +127,15 @@ def _stand_in(shape: Shape, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Para
     with fake:
         empty = torch.empty(shape, dtype=dtype, device="cpu")
     return nn.Parameter(empty, requires_grad=False)
+
+
+def _other_way_round(weight: WeightRef, parameter: nn.Parameter) -> SchemeError:
+    return SchemeError(
+        weight.source,
+        f"experts in floats, output rows first: {tuple(weight.shape)}",
+        f"floats the way the model keeps them: {tuple(parameter.shape)}",
+        "quantize the experts, or store them in one tensor as the model does",
+    )
 
 
 def _check_buffers(model: nn.Module) -> None:

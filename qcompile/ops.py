@@ -12,15 +12,26 @@ from __future__ import annotations
 
 import ast
 import functools
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from qcompile.layout import QuantizedTensor, Shape, layout_of
-from qcompile.spec import AffineSpec, BlockSpec, FloatSpec, LookupSpec, ScaledSpec, Spec
+from qcompile.spec import (
+    AffineSpec,
+    BlockSpec,
+    ExpertsSpec,
+    FloatSpec,
+    LookupSpec,
+    MatrixSpec,
+    RoleSpec,
+    ScaledSpec,
+    Spec,
+)
 
 _ROWS_AT_ONCE = 4096
-_SPECS: dict[str, type[Spec]] = {
+_SPECS: dict[str, type[MatrixSpec]] = {
     cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, ScaledSpec, FloatSpec)
 }
 
@@ -32,22 +43,37 @@ def encode_meaning(weight: QuantizedTensor) -> str:
     >>> encode_meaning(w)
     "('FloatSpec', {'dtype': 'float16'}, 'float', (2, 3))"
     """
+    return repr((*_plain_spec(weight.spec), weight.layout, tuple(weight.shape)))
+
+
+def _plain_spec(spec: Spec) -> tuple[str, object]:
+    """A spec as literals."""
+    if isinstance(spec, ExpertsSpec):
+        roles = [(r.role, _plain_spec(r.spec), r.layout, r.rows, r.columns) for r in spec.roles]
+        return "ExpertsSpec", roles
     fields = {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-        for name, value in vars(weight.spec).items()
+        for name, value in vars(spec).items()
         if name != "exact"
     }
-    return repr((type(weight.spec).__name__, fields, weight.layout, tuple(weight.shape)))
+    return type(spec).__name__, fields
+
+
+def _spec_of(name: str, content: Any) -> Spec:
+    """The inverse of ``_plain_spec``."""
+    if name == "ExpertsSpec":
+        return ExpertsSpec(tuple(RoleSpec(r, _spec_of(*s), *rest) for r, s, *rest in content))  # type: ignore[arg-type]
+    for key in ("dtype", "scale"):
+        if key in content:
+            content[key] = getattr(torch, content[key])
+    return _SPECS[name](**content)
 
 
 @functools.lru_cache(maxsize=4096)
 def decode_meaning(meaning: str) -> tuple[Spec, str, Shape]:
     """The inverse of ``encode_meaning``: spec, layout name, shape."""
-    name, fields, layout, shape = ast.literal_eval(meaning)
-    for key in ("dtype", "scale"):
-        if key in fields:
-            fields[key] = getattr(torch, fields[key])
-    return _SPECS[name](**fields), layout, shape
+    name, content, layout, shape = ast.literal_eval(meaning)
+    return _spec_of(name, content), layout, shape
 
 
 def weight_of(parts: list[torch.Tensor], meaning: str) -> QuantizedTensor:

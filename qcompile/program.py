@@ -18,11 +18,12 @@ from qcompile.errors import LowerError
 from qcompile.layout import QuantizedTensor, layout_of
 from qcompile.listing import listing
 from qcompile.ops import decode_meaning, embedding, linear
+from qcompile.ops_experts import experts
 from qcompile.weight import WeightRef
 
 # What dynamo calls the traced module.
 _ROOT = re.compile(r"^L\['args'\]\[\d+\]|^L\['\w+'\]")
-CANONICAL = {linear: "linear", embedding: "embedding"}
+CANONICAL = {linear: "linear", embedding: "embedding", experts: "experts"}
 
 
 @dataclass

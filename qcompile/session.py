@@ -15,14 +15,15 @@ import torch
 
 from qcompile.backends import Backend
 from qcompile.capture import Names
+from qcompile.experts_layout import dequantized_experts
 from qcompile.layout import QuantizedTensor
 from qcompile.observe import log
 from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.passes.weights.pack import pack
 from qcompile.plans import Entry, Plan
 from qcompile.program import CANONICAL, Program, weight_name
-from qcompile.site import EmbeddingSite, LinearSite, Site
-from qcompile.spec import FloatSpec
+from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site
+from qcompile.spec import ExpertsSpec, FloatSpec
 from qcompile.weight import WeightRef
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Session:
 
     def _transform(self, entry: Entry) -> QuantizedTensor:
         weight = entry.site.weight
+        if entry.dequantize and isinstance(weight.spec, ExpertsSpec):
+            return dequantized_experts(weight, self.dtype)
         if entry.dequantize or entry.route is None:
             data = self.float_weight(weight, self.dtype)
             return QuantizedTensor(FloatSpec(self.dtype), "float", weight.shape, {"data": data})
@@ -129,8 +132,12 @@ def sites_of(program: Program) -> list[Site]:
     for node in program.canonical_nodes():
         weight = program.handles[weight_name(node)]
         name = str(node.meta.get("qc_site", weight.name))
-        if CANONICAL[node.target] == "embedding":  # type: ignore[index]
+        kind = CANONICAL[node.target]  # type: ignore[index]
+        if kind == "embedding":
             sites.append(EmbeddingSite(name, weight))
+        elif kind == "experts":
+            biased = node.args[5] is not None or node.args[6] is not None
+            sites.append(ExpertsSite(name, weight, biased, str(node.args[7])))
         else:
             bias = len(node.args) > 3 and node.args[3] is not None
             sites.append(LinearSite(name, weight, bias))

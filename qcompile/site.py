@@ -43,4 +43,23 @@ class EmbeddingSite:
     kind = "embedding"
 
 
-Site = LinearSite | EmbeddingSite
+@dataclass(frozen=True)
+class ExpertsSite:
+    """``y[t] = sum over chosen e of share[t, e] * down[e] @ act(up[e] @ x[t])``.
+
+    Attributes:
+        name: module path, for instance ``model.layers.0.mlp.experts``.
+        weight: the matrices of all experts, in the layout ``experts``.
+        bias: whether the products have biases.
+        activation: text of ``qcompile.activation.Activation``; empty when only headers are known.
+    """
+
+    name: str
+    weight: WeightRef
+    bias: bool = False
+    activation: str = ""
+
+    kind = "experts"
+
+
+Site = LinearSite | EmbeddingSite | ExpertsSite

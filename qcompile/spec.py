@@ -129,7 +129,48 @@ class FloatSpec:
         return str(self.dtype).removeprefix("torch.")
 
 
-Spec = AffineSpec | LookupSpec | BlockSpec | ScaledSpec | FloatSpec
+MatrixSpec = AffineSpec | LookupSpec | BlockSpec | ScaledSpec | FloatSpec
+Role = Literal["gate", "up", "gate_up", "down"]
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """The matrices that play one part in every expert of a layer.
+
+    Attributes:
+        role: ``gate``, ``up``, both in one (gate rows first), or ``down``.
+        spec: meaning of each matrix.
+        layout: name of the layout of each matrix.
+        rows: N of each matrix.
+        columns: K of each matrix.
+    """
+
+    role: Role
+    spec: MatrixSpec
+    layout: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Matrices of the experts of a layer: each role has one spec, the same for all experts.
+
+    An expert is ``down @ act(gate @ x, up @ x)``, or ``down @ act(up @ x)`` without a gate.
+    """
+
+    roles: tuple[RoleSpec, ...]
+
+    def __str__(self) -> str:
+        by_spec: dict[str, list[str]] = {}
+        for role in self.roles:
+            by_spec.setdefault(str(role.spec), []).append(role.role)
+        if len(by_spec) == 1:
+            return next(iter(by_spec))
+        return ", ".join(f"{'/'.join(roles)} {spec}" for spec, roles in by_spec.items())
+
+
+Spec = MatrixSpec | ExpertsSpec
 
 
 @dataclass(frozen=True)
@@ -155,4 +196,6 @@ class ActivationSpec:
 
 def is_quantized(spec: Spec) -> bool:
     """Whether a weight of this spec has to be decoded before it is a matrix of floats."""
+    if isinstance(spec, ExpertsSpec):
+        return any(is_quantized(role.spec) for role in spec.roles)
     return not isinstance(spec, FloatSpec)

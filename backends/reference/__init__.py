@@ -49,4 +49,5 @@ class ReferenceKernel:
 KERNELS = (
     ReferenceKernel("reference.linear", "linear"),
     ReferenceKernel("reference.embedding", "embedding"),
+    ReferenceKernel("reference.experts", "experts"),
 )

@@ -20,6 +20,7 @@ from torch import nn
 from qcompile.binding import bind
 from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor, Shape
+from qcompile.schemes.folder.experts import assembled, experts_sites
 from qcompile.schemes.folder.settings import Settings, model_config
 from qcompile.schemes.folder.stored import StoredTensor
 from qcompile.site import EmbeddingSite, LinearSite, Site
@@ -102,11 +103,16 @@ class FolderCheckpoint:
     def sites(self) -> list[Site]:
         """The sites of the quantized weights: lookups by the usual names, linears otherwise."""
         sites: list[Site] = []
+        experts = experts_sites(self.tensors)
         for name, weight in self.tensors.items():
             if not is_quantized(weight.spec):
                 continue
             module = name.removesuffix(".weight")
-            if is_embedding(module):
+            layer = module.rpartition(".")[0].rpartition(".")[0]
+            if layer in experts:
+                if experts[layer] not in sites:
+                    sites.append(experts[layer])
+            elif is_embedding(module):
                 sites.append(EmbeddingSite(module, weight))
             else:
                 sites.append(LinearSite(module, weight, f"{module}.bias" in self.tensors))
@@ -121,7 +127,8 @@ class FolderCheckpoint:
     ) -> Mapping[str, WeightRef]:
         """Weights by the model's parameter names, each bound exactly once."""
         wanted = {name: shape for name, shape in parameters.items() if name not in kept}
-        given = {name: weight for name, weight in self.tensors.items() if name not in kept}
+        found = assembled(self.tensors, parameters)
+        given = {name: weight for name, weight in found.items() if name not in kept}
         for name in list(given):
             if name not in wanted and self._means_nothing(name, wanted):
                 del given[name]
