@@ -199,6 +199,14 @@ def test_int_quantized(tmp_path: Path, group: int, symmetric: bool, activations:
     check(tmp_path / "ct", layers, "compressed_tensors", 8)
 
 
+@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_int_quantized_of_fewer_bits(tmp_path: Path, bits: int, symmetric: bool) -> None:
+    what = Compressed(bits, 32, symmetric)
+    layers = {named(n, k): int_quantized(n, k, what) for n, k in SHAPES}
+    check(tmp_path / "ct", layers, "compressed_tensors")
+
+
 @pytest.mark.parametrize("scale", ["BF16", "F32", "F16"])
 @pytest.mark.parametrize("activations", [True, False], ids=["a8", "a16"])
 def test_fp8(tmp_path: Path, scale: str, activations: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.folders import checked, gptq_pair, pair, refusal
+from support.folders import agrees, checked, gptq_pair, pair, refusal, right_or_refused, rows
 from support.pack_awq import Awq, awq
 from support.pack_compressed import Compressed, int_quantized, pack_quantized
 from support.pack_float import fp8, mxfp4, nvfp4
@@ -152,3 +153,55 @@ def test_the_pair_is_good(tmp_path: Path) -> None:
     assert [weight.shape for weight in found.tensors.values()] == [
         tuple(pair().state_dict()[name].shape) for name in found.tensors
     ]
+
+
+# **** tensors that contradict the settings: theirs is the value, or an error; never a third ****
+
+
+def contradicted(tmp_path: Path, layer: Packed, *words: str) -> None:
+    folder = write_folder(tmp_path / "model", {"0": layer})
+    right_or_refused(folder, lambda: square("bias" in layer.tensors), {"0": layer}, *words)
+
+
+def with_weights(layer: Packed, **keys: Any) -> Packed:
+    """The same tensors under other ``weights`` of the config group."""
+    group = layer.config["config_groups"]["group_0"]
+    weights = {**group["weights"], **keys}
+    return layer.with_config(config_groups={"group_0": {**group, "weights": weights}})
+
+
+def test_awq_zero_points_that_should_not_be_there(tmp_path: Path) -> None:
+    contradicted(tmp_path, KINDS["awq"].with_config(zero_point=False), "zero")
+
+
+@pytest.mark.parametrize("kind", ["pack", "int"])
+def test_zero_points_of_a_symmetric_layer(tmp_path: Path, kind: str) -> None:
+    contradicted(tmp_path, with_weights(KINDS[kind], symmetric=True), "zero")
+
+
+@pytest.mark.parametrize("kind", ["pack", "int"])
+def test_zero_points_of_nothing(tmp_path: Path, kind: str) -> None:
+    """A symmetric layer may come with zero points of 0."""
+    zeros = {
+        "pack": torch.full((8, 2), -0x77777778, dtype=torch.int32),  # 0x88888888
+        "int": torch.zeros(64, 2, dtype=torch.int8),
+    }[kind]
+    make = pack_quantized if kind == "pack" else int_quantized
+    layer = make(64, 64, Compressed(4 if kind == "pack" else 8, 32, bias=True))
+    layer = layer.with_tensors(weight_zero_point=zeros)
+    folder = write_folder(tmp_path / "model", {"0": layer})
+    agrees(folder, square, {"0": layer}, rows())
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7])
+def test_whole_numbers_that_are_too_large(tmp_path: Path, bits: int) -> None:
+    """int8 weights that need all their bits, and a config that says fewer."""
+    contradicted(tmp_path, with_weights(KINDS["int"], num_bits=bits), "0.")
+
+
+def test_gptq_order_that_the_config_denies(tmp_path: Path) -> None:
+    """``g_idx`` decides, whatever ``desc_act`` says."""
+    layer = gptq(64, 64, Gptq(4, 32, order="permuted", bias=True)).with_config(desc_act=False)
+    contradicted(tmp_path, layer)
+    plain = gptq(64, 64, Gptq(4, 32, bias=True)).with_config(desc_act=True)
+    contradicted(tmp_path, plain)
