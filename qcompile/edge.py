@@ -28,6 +28,7 @@ class Edge:
         apply: converts a weight, or a run of its rows.
         error: None when exact, else one sentence that bounds what is lost.
         invert: the conversion back, where there is one.
+        exact: the specs for which nothing is lost, where ``error`` holds for the others.
     """
 
     source: str
@@ -36,11 +37,16 @@ class Edge:
     apply: Callable[[QuantizedTensor], QuantizedTensor]
     error: str | None = None
     invert: Callable[[QuantizedTensor], QuantizedTensor] | None = None
+    exact: Callable[[Spec], bool] = lambda spec: False
 
     @property
     def name(self) -> str:
         """``source -> dest``, as plans print it."""
         return f"{self.source} -> {self.dest}"
+
+    def loss(self, spec: Spec) -> str | None:
+        """What a weight of this spec loses on the way, None when nothing."""
+        return None if self.error is None or self.exact(spec) else self.error
 
 
 _EDGES: dict[str, dict[str, Edge]] = {}
@@ -62,16 +68,20 @@ def edges() -> tuple[Edge, ...]:
 
 @dataclass(frozen=True)
 class Route:
-    """A chain of edges that fits one spec, and the spec at its end."""
+    """A chain of edges that fits one spec, the spec at its end, and what each edge loses."""
 
     edges: tuple[Edge, ...]
     spec: Spec
+    losses: tuple[str | None, ...] = ()
 
     @property
     def error(self) -> str | None:
         """What the chain loses, None when it is exact."""
-        losses = [edge.error for edge in self.edges if edge.error is not None]
-        return "; ".join(losses) or None
+        return "; ".join(loss for loss in self.losses if loss is not None) or None
+
+    def then(self, edge: Edge, spec: Spec) -> Route:
+        """The chain with another edge at its end, which leads to ``spec``."""
+        return Route((*self.edges, edge), spec, (*self.losses, edge.loss(self.spec)))
 
     def apply(self, weight: QuantizedTensor) -> QuantizedTensor:
         """Send a weight, or a run of its rows, through the chain."""
@@ -100,8 +110,8 @@ def _search(layout: str, spec: Spec, dest: str, *, exact: bool) -> Route | None:
             return route
         for edge in _EDGES.get(here, {}).values():
             spec_after = edge.target_spec(route.spec)
-            if edge.dest in seen or spec_after is None or (exact and edge.error is not None):
+            if edge.dest in seen or spec_after is None or (exact and edge.loss(route.spec)):
                 continue
             seen.add(edge.dest)
-            queue.append((edge.dest, Route((*route.edges, edge), spec_after)))
+            queue.append((edge.dest, route.then(edge, spec_after)))
     return None

@@ -155,7 +155,7 @@ class Plan:
         if entry.dequantize:
             lines.append(f"  dequantized by policy: {entry.float_bytes:,} bytes of floats")
         if entry.route is not None:
-            lines += [f"  edge {e.name}: {e.error or 'exact'}" for e in entry.route.edges]
+            lines += [f"  edge {name}: {loss or 'exact'}" for name, loss in _steps(entry.route)]
             lines.append(
                 f"  packed as {entry.layout} {entry.route.spec}: {entry.bytes_after:,} bytes"
             )
@@ -231,6 +231,11 @@ def _reason(verdict: Verdict) -> str:
     return f"{verdict.kernel}: accepts, but another site of the same weight takes no such layout"
 
 
+def _steps(route: Route) -> list[tuple[str, str | None]]:
+    """The edges of a route by name, each with what it loses."""
+    return [(edge.name, loss) for edge, loss in zip(route.edges, route.losses, strict=True)]
+
+
 def _stored(entry: Entry) -> str:
     """Name of the weight in its file."""
     return entry.site.weight.source.rpartition(": ")[2]
@@ -269,7 +274,7 @@ def _entry_json(entry: Entry) -> dict[str, object]:
         "runs_as": entry.runs_as,
         "packed_layout": None if entry.runs_as == "no kernel" else entry.layout,
         "packed_spec": str(route.spec) if route else None,
-        "edges": [{"name": e.name, "error": e.error} for e in route.edges] if route else [],
+        "edges": [{"name": n, "error": loss} for n, loss in _steps(route)] if route else [],
         "bytes_before": weight.nbytes,
         "bytes_after": entry.bytes_after,
         "verdicts": [{"kernel": v.kernel, "cost": v.cost, "text": v.text} for v in entry.verdicts],
