@@ -9,13 +9,14 @@ from __future__ import annotations
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout and edges
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
+from qcompile.backends.cpu.experts import PanelExperts
 from qcompile.backends.cpu.linear import PanelLinear
 from qcompile.backends.cpu.probe import find_compiler, host_arch
 from qcompile.backends.reference import KERNELS as _REFERENCE
 from qcompile.kernel import Kernel
 from qcompile.target import Target
 
-KERNELS: tuple[Kernel, ...] = (PanelLinear(), PanelEmbedding(), *_REFERENCE)
+KERNELS: tuple[Kernel, ...] = (PanelLinear(), PanelEmbedding(), PanelExperts(), *_REFERENCE)
 
 
 def default_target() -> Target:

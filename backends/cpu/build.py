@@ -29,7 +29,7 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
 _EXTRA = {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")}
-_BINDING = "binding.cpp"
+_BINDINGS = ("binding.cpp", "experts.cpp")  # these include torch's headers
 # The stable interface of torch 2.11, the oldest release that the project supports.
 _STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
@@ -105,7 +105,7 @@ def _compilation(compiler: str, source: Path) -> list[str]:
     extra: tuple[str, ...] = ()
     if platform.machine() in ("x86_64", "AMD64"):
         extra = _EXTRA.get(source.name, ())
-    if source.name == _BINDING:
+    if source.name in _BINDINGS:
         extra = (_STABLE, f"-I{_torch_folder() / 'include'}")
     return [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]
 

@@ -45,7 +45,7 @@ ROWS, UNIT = 16, 8
 _FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
 _LOOKUP = 3
 
-_library = torch.library.Library("qcompile_cpu", "DEF")
+library = torch.library.Library("qcompile_cpu", "DEF")
 _SHAPE = "int n, int k, int bits, int group, int form, int scale"
 for _schema in (
     f"panel_linear(Tensor x, Tensor blob, Tensor table, Tensor? bias, {_SHAPE}) -> Tensor",
@@ -53,7 +53,7 @@ for _schema in (
     "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int bits, int group, int form)"
     " -> Tensor",
 ):
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def form_of(spec: AffineSpec | LookupSpec) -> int:

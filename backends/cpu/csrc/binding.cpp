@@ -1,47 +1,74 @@
 // The ops, over torch's stable ABI: one binary serves several torch releases.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
-#include <vector>
 
-#include "panel.h"
+#include "tensors.h"
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using qc::Tensor;
+using qc::kernels;
 
+namespace qc {
 namespace {
 
-const qc::Kernels* choose() {
+const Kernels* choose() {
   const char* asked = std::getenv("QCOMPILE_CPU_ISA");
-  if (asked && !std::strcmp(asked, "generic")) return qc::kernels_generic();
+  if (asked && !std::strcmp(asked, "generic")) return kernels_generic();
 #if defined(__x86_64__)
-  if (qc::kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+  if (kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c")) {
-    return qc::kernels_avx2();
+    return kernels_avx2();
   }
 #endif
-  return qc::kernels_generic();
+  return kernels_generic();
 }
 
-const qc::Kernels& kernels() {
-  static const qc::Kernels* chosen = choose();
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels* chosen = choose();
   return *chosen;
 }
 
-qc::Number number_of(const Tensor& tensor) {
+Number number_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case ScalarType::Float: return qc::F32;
-    case ScalarType::Half: return qc::F16;
-    case ScalarType::BFloat16: return qc::BF16;
+    case ScalarType::Float: return F32;
+    case ScalarType::Half: return F16;
+    case ScalarType::BFloat16: return BF16;
     default: STD_TORCH_CHECK(false, "qcompile_cpu: activations must be float32, float16 or bfloat16");
   }
 }
+
+// Both without the dispatcher where it is not needed: a small product takes as long as one call.
+Tensor dense(const Tensor& x) {
+  return x.is_contiguous() ? x : torch::stable::contiguous(x);
+}
+
+Tensor empty_of(const Tensor& x, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size() - 1; i > 0; i--) strides[i - 1] = strides[i] * shape[i];
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
+      aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
+Weight weight_over(const void* blob, const void* table, int64_t n, int64_t k, int64_t bits,
+                   int64_t group, int64_t form, int64_t scale) {
+  STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1 && n >= 1 && k >= 1 && form >= 0 &&
+                      form <= LOOKUP && (form != LOOKUP || bits <= 4),
+                  "qcompile_cpu: unknown shape, width, group or form");
+  return {static_cast<const uint8_t*>(blob), static_cast<const int8_t*>(table), n, k, group,
+          static_cast<int>(bits), static_cast<Form>(form), static_cast<Number>(scale)};
+}
+
+}  // namespace qc
+
+namespace {
 
 // The float32 rows of x with padded groups, and the sums of the groups where a kernel wants them.
 struct Prepared {
@@ -50,7 +77,7 @@ struct Prepared {
 };
 
 void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared& out) {
-  qc::Number type = number_of(x);
+  qc::Number type = qc::number_of(x);
   const void* data = x.data_ptr();
   const int64_t padded = w.padded();
   if (type == qc::F32 && padded == w.k) {
@@ -72,40 +99,19 @@ void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared
   kernels().sum_groups(w, out.rows, m, out.sums.data());
 }
 
-// Both without the dispatcher where it is not needed: a small product takes as long as one call.
-Tensor dense(const Tensor& x) {
-  return x.is_contiguous() ? x : torch::stable::contiguous(x);
-}
-
-Tensor empty_of(const Tensor& x, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size() - 1; i > 0; i--) strides[i - 1] = strides[i] * shape[i];
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(shape.size()), shape.data(), strides.data(), dtype,
-      aoti_torch_device_type_cpu(), 0, &made));
-  return Tensor(made);
-}
-
 // The bias as float32: its own memory, or `store`.
 const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<float>& store) {
   if (!bias.has_value()) return nullptr;
   STD_TORCH_CHECK(bias->numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
-  Tensor values = dense(*bias);
+  Tensor values = qc::dense(*bias);
   store.resize(static_cast<size_t>(n));
-  kernels().widen(values.data_ptr(), 0, number_of(values), n, store.data());
+  kernels().widen(values.data_ptr(), 0, qc::number_of(values), n, store.data());
   return store.data();
 }
 
 qc::Weight weight_of(const Tensor& blob, const Tensor& table, int64_t n, int64_t k, int64_t bits,
                      int64_t group, int64_t form, int64_t scale) {
-  qc::Weight w{static_cast<const uint8_t*>(blob.data_ptr()),
-               static_cast<const int8_t*>(table.data_ptr()),
-               n, k, group, static_cast<int>(bits), static_cast<qc::Form>(form),
-               static_cast<qc::Number>(scale)};
-  STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1, "qcompile_cpu: unknown width or group");
+  qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), n, k, bits, group, form, scale);
   STD_TORCH_CHECK(blob.numel() == w.panels() * w.panel_bytes(),
                   "qcompile_cpu: the blob does not have the bytes of its shape");
   return w;
@@ -115,13 +121,13 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
                     const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t bits,
                     int64_t group, int64_t form, int64_t scale) {
   qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
-  Tensor x = dense(given);
+  Tensor x = qc::dense(given);
   auto sizes = x.sizes();
   STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == k,
                   "qcompile_cpu: x has not the columns of the weight");
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = n;
-  Tensor y = empty_of(x, shape);
+  Tensor y = qc::empty_of(x, shape);
   if (x.numel() == 0) return y;
   const int64_t m = x.numel() / k;
   const bool few = m <= qc::FEW;
@@ -129,7 +135,7 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
   prepare(w, x, m, few, prepared);
   std::vector<float> bias_store;
   qc::Rows rows{prepared.rows, prepared.sums.data(), m, w.padded()};
-  qc::Output out{y.data_ptr(), bias_of(bias, n, bias_store), number_of(x)};
+  qc::Output out{y.data_ptr(), bias_of(bias, n, bias_store), qc::number_of(x)};
   auto run = few ? kernels().few : kernels().many;
   // A thread is worth waking for some ten microseconds of work.
   const int64_t grain = std::max<int64_t>(1, (64 << 10) / (w.panel_bytes() * m));
@@ -143,12 +149,12 @@ Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& ta
                        int64_t k, int64_t bits, int64_t group, int64_t form, int64_t scale,
                        ScalarType dtype) {
   qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
-  Tensor ids = dense(given);
+  Tensor ids = qc::dense(given);
   auto sizes = ids.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.push_back(k);
   Tensor y = torch::stable::new_empty(ids, shape, dtype);
-  qc::Number type = number_of(y);
+  qc::Number type = qc::number_of(y);
   int64_t count = ids.numel();
   bool wide = ids.scalar_type() == ScalarType::Long;
   STD_TORCH_CHECK(wide || ids.scalar_type() == ScalarType::Int,

@@ -1,0 +1,382 @@
+// The experts of a layer: tokens are grouped by expert, and only experts that some token chose are
+// touched. Both products of an expert run on panels, as the linear op's do; what lies between them
+// stays in float32.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "tensors.h"
+
+using torch::headeronly::ScalarType;
+
+namespace qc {
+namespace {
+
+constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory between the products
+constexpr int64_t PANELS_A_TASK = 8;
+enum RoleKind : int64_t { GATE = 0, UP = 1, GATE_UP = 2, DOWN = 3 };
+
+// The matrices of one role: `experts` weights of one shape, one after the other.
+struct Role {
+  RoleKind kind;
+  Weight first;
+  int64_t table_step;
+  const int32_t* columns;  // [experts][k]: column of x at each place, or null
+
+  Weight of(int64_t expert) const {
+    Weight w = first;
+    w.blob += expert * w.panels() * w.panel_bytes();
+    w.table += expert * table_step;
+    return w;
+  }
+  const int32_t* columns_of(int64_t expert) const {
+    return columns ? columns + expert * first.k : nullptr;
+  }
+};
+
+// Rows of one role's input in its own order of columns, and its output.
+struct Buffers {
+  std::vector<float> x, sums, y;
+};
+
+// Rows [begin, end) of the sorted pairs belong to one expert.
+struct Run {
+  int64_t expert, begin, end;
+};
+
+struct Pair {
+  int64_t token, slot;
+};
+
+struct Layer {
+  std::vector<Role> up;
+  Role down;
+  int64_t experts;
+  std::vector<float> up_bias, down_bias;  // [experts][n], empty without
+};
+
+struct Function {
+  enum { SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, TANH, IDENTITY, SWIGLU_OAI } kind;
+  bool gated;
+  float alpha, limit;
+
+  float plain(float x) const {
+    switch (kind) {
+      case SILU: return x / (1.f + std::exp(-x));
+      case GELU: return 0.5f * x * (1.f + std::erf(x * 0.70710678f));
+      case GELU_TANH:
+        return 0.5f * x * (1.f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+      case RELU: return x > 0 ? x : 0;
+      case RELU2: return x > 0 ? x * x : 0;
+      case SIGMOID: return 1.f / (1.f + std::exp(-x));
+      case TANH: return std::tanh(x);
+      default: return x;
+    }
+  }
+  float pair(float gate, float up) const {
+    gate = std::min(gate, limit);
+    up = std::min(std::max(up, -limit), limit);
+    if (kind == SWIGLU_OAI) return (up + 1.f) * gate / (1.f + std::exp(-gate * alpha));
+    return plain(gate) * up;
+  }
+};
+
+Function function_of(const std::string& name, bool gated, double alpha, double limit) {
+  static const char* names[] = {"silu",    "gelu", "gelu_tanh", "relu",      "relu2",
+                                "sigmoid", "tanh", "identity",  "swiglu_oai"};
+  Function found{};
+  found.gated = gated;
+  found.alpha = static_cast<float>(alpha);
+  found.limit = static_cast<float>(limit);
+  for (int i = 0; i < 9; i++) {
+    if (name == names[i]) {
+      found.kind = static_cast<decltype(found.kind)>(i);
+      return found;
+    }
+  }
+  STD_TORCH_CHECK(false, "qcompile_cpu: unknown function of experts: ", name);
+}
+
+// Work that threads take piece by piece, since experts have different numbers of rows.
+template <typename Body>
+void share_out(int64_t tasks, const Body& body) {
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, tasks, 1, [&](int64_t, int64_t) {
+    for (int64_t task; (task = next.fetch_add(1)) < tasks;) body(task);
+  });
+}
+
+bool wants_sums(const Weight& w, int64_t rows) {
+  return rows <= FEW && (w.form == ZERO || w.form == OFFSET);
+}
+
+// Puts a row of k floats into the order and padding of a role.
+void place_row(const Weight& w, const int32_t* columns, const float* from, float* to) {
+  if (!columns && w.padded() == w.k) {
+    std::copy(from, from + w.k, to);
+    return;
+  }
+  for (int64_t c = 0; c < w.k; c++) to[padded_place(w, c)] = from[columns ? columns[c] : c];
+}
+
+void sum_rows(const Role& role, const std::vector<Run>& runs, Buffers& buffers) {
+  const Weight& w = role.first;
+  if (w.form != ZERO && w.form != OFFSET) return;
+  for (const Run& run : runs) {
+    const int64_t rows = run.end - run.begin;
+    if (!wants_sums(w, rows)) continue;
+    kernels().sum_groups(w, buffers.x.data() + run.begin * w.padded(), rows,
+                         buffers.sums.data() + run.begin * w.groups());
+  }
+}
+
+void reserve(const Weight& w, int64_t rows, Buffers& buffers) {
+  buffers.x.assign(static_cast<size_t>(rows * w.padded()), 0.f);
+  buffers.sums.resize(static_cast<size_t>(rows * w.groups()));
+  buffers.y.resize(static_cast<size_t>(rows * w.n));
+}
+
+// One role's product for all runs.
+struct Product {
+  const Role* role;
+  Buffers* buffers;
+  const float* bias;  // of expert 0, or null
+  int64_t bias_step;
+};
+
+void multiply_runs(const std::vector<Product>& products, const std::vector<Run>& runs) {
+  struct Task {
+    int64_t product, run, begin, end;
+  };
+  std::vector<Task> tasks;
+  for (size_t p = 0; p < products.size(); p++) {
+    const int64_t panels = products[p].role->first.panels();
+    for (size_t r = 0; r < runs.size(); r++) {
+      for (int64_t at = 0; at < panels; at += PANELS_A_TASK) {
+        tasks.push_back({static_cast<int64_t>(p), static_cast<int64_t>(r), at,
+                         std::min(at + PANELS_A_TASK, panels)});
+      }
+    }
+  }
+  share_out(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    const Task& task = tasks[static_cast<size_t>(i)];
+    const Product& product = products[static_cast<size_t>(task.product)];
+    const Run& run = runs[static_cast<size_t>(task.run)];
+    const Weight w = product.role->of(run.expert);
+    const int64_t rows = run.end - run.begin;
+    Rows in{product.buffers->x.data() + run.begin * w.padded(),
+            product.buffers->sums.data() + run.begin * w.groups(), rows, w.padded()};
+    Output out{product.buffers->y.data() + run.begin * w.n,
+               product.bias ? product.bias + run.expert * product.bias_step : nullptr, F32};
+    (rows <= FEW ? kernels().few : kernels().many)(w, in, out, task.begin, task.end);
+  });
+}
+
+// The rows between the products: the function of what the up products gave.
+void apply(const Function& function, const std::vector<Buffers>& up, const Layer& layer,
+           const std::vector<Run>& runs, Buffers& down) {
+  const Weight& w = layer.down.first;
+  const int64_t width = w.k;
+  const bool apart = layer.up.size() == 2;
+  share_out(static_cast<int64_t>(runs.size()), [&](int64_t i) {
+    const Run& run = runs[static_cast<size_t>(i)];
+    std::vector<float> row(static_cast<size_t>(width));
+    for (int64_t r = run.begin; r < run.end; r++) {
+      const float* first = up[0].y.data() + r * layer.up[0].first.n;
+      const float* second = apart ? up[1].y.data() + r * width : first + width;
+      for (int64_t c = 0; c < width; c++) {
+        row[static_cast<size_t>(c)] =
+            function.gated ? function.pair(first[c], second[c]) : function.plain(first[c]);
+      }
+      place_row(w, layer.down.columns_of(run.expert), row.data(), down.x.data() + r * w.padded());
+    }
+  });
+}
+
+// Some runs of pairs, through both products, added to the tokens' sums.
+void run_experts(const Layer& layer, const Function& function, const float* x,
+                 const std::vector<Pair>& pairs, const std::vector<Run>& given,
+                 const float* shares, int64_t top, std::vector<int64_t>& place_of, float* out,
+                 int64_t tokens) {
+  const int64_t start = given.front().begin, rows = given.back().end - start;
+  std::vector<Run> runs;
+  for (const Run& run : given) runs.push_back({run.expert, run.begin - start, run.end - start});
+  const int64_t h = layer.up[0].first.k;
+  std::vector<Buffers> up(layer.up.size());
+  for (size_t i = 0; i < up.size(); i++) reserve(layer.up[i].first, rows, up[i]);
+  Buffers down;
+  reserve(layer.down.first, rows, down);
+  share_out(static_cast<int64_t>(runs.size()), [&](int64_t i) {
+    const Run& run = runs[static_cast<size_t>(i)];
+    for (int64_t r = run.begin; r < run.end; r++) {
+      const float* row = x + pairs[static_cast<size_t>(start + r)].token * h;
+      for (size_t p = 0; p < up.size(); p++) {
+        const Role& role = layer.up[p];
+        place_row(role.first, role.columns_of(run.expert), row,
+                  up[p].x.data() + r * role.first.padded());
+      }
+    }
+  });
+  std::vector<Product> products;
+  int64_t bias_at = 0, bias_step = 0;
+  for (const Role& role : layer.up) bias_step += role.first.n;
+  for (size_t i = 0; i < up.size(); i++) {
+    sum_rows(layer.up[i], runs, up[i]);
+    const float* bias = layer.up_bias.empty() ? nullptr : layer.up_bias.data() + bias_at;
+    products.push_back({&layer.up[i], &up[i], bias, bias_step});
+    bias_at += layer.up[i].first.n;
+  }
+  multiply_runs(products, runs);
+  apply(function, up, layer, runs, down);
+  sum_rows(layer.down, runs, down);
+  const float* bias = layer.down_bias.empty() ? nullptr : layer.down_bias.data();
+  const int64_t n = layer.down.first.n;
+  multiply_runs({{&layer.down, &down, bias, n}}, runs);
+  // By token and slot, so that the order of the sums does not depend on the threads.
+  std::fill(place_of.begin(), place_of.end(), -1);
+  for (int64_t r = 0; r < rows; r++) {
+    const Pair& pair = pairs[static_cast<size_t>(start + r)];
+    place_of[static_cast<size_t>(pair.token * top + pair.slot)] = r;
+  }
+  torch::stable::parallel_for(0, tokens, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      for (int64_t slot = 0; slot < top; slot++) {
+        const int64_t r = place_of[static_cast<size_t>(t * top + slot)];
+        if (r < 0) continue;
+        const float share = shares[t * top + slot];
+        const float* from = down.y.data() + r * n;
+        for (int64_t c = 0; c < n; c++) out[t * n + c] += share * from[c];
+      }
+    }
+  });
+}
+
+std::vector<float> widened(const Tensor& given) {
+  Tensor values = dense(given);
+  std::vector<float> out(static_cast<size_t>(values.numel()));
+  kernels().widen(values.data_ptr(), 0, number_of(values), values.numel(), out.data());
+  return out;
+}
+
+std::vector<float> bias_of(const std::optional<Tensor>& bias, int64_t needed) {
+  if (!bias.has_value()) return {};
+  STD_TORCH_CHECK(bias->numel() == needed, "qcompile_cpu: a bias has not the rows of its experts");
+  return widened(*bias);
+}
+
+constexpr size_t NUMBERS = 8;  // kind, n, k, bits, group, form, scale, permuted
+
+Layer layer_of(const std::vector<Tensor>& parts, const std::vector<int64_t>& shape) {
+  Layer layer{};
+  layer.experts = parts.at(0).size(0);
+  size_t part = 0;
+  bool has_down = false;
+  for (size_t at = 0; at + NUMBERS <= shape.size(); at += NUMBERS) {
+    const int64_t* s = shape.data() + at;
+    const Tensor& blob = parts.at(part++);
+    const Tensor& table = parts.at(part++);
+    Role role{static_cast<RoleKind>(s[0]),
+              weight_over(blob.data_ptr(), table.data_ptr(), s[1], s[2], s[3], s[4], s[5], s[6]),
+              table.numel() / layer.experts, nullptr};
+    STD_TORCH_CHECK(
+        blob.numel() == layer.experts * role.first.panels() * role.first.panel_bytes(),
+        "qcompile_cpu: a role does not have the bytes of its shape");
+    if (s[7]) role.columns = static_cast<const int32_t*>(parts.at(part++).data_ptr());
+    if (role.kind == DOWN) {
+      layer.down = role;
+      has_down = true;
+    } else {
+      layer.up.push_back(role);
+    }
+  }
+  STD_TORCH_CHECK(has_down && !layer.up.empty(), "qcompile_cpu: experts without a product");
+  // Gate rows first, whatever the order in which the roles came.
+  std::sort(layer.up.begin(), layer.up.end(),
+            [](const Role& a, const Role& b) { return a.kind < b.kind; });
+  return layer;
+}
+
+// The pairs of token and slot by expert, and the runs of equal experts.
+std::vector<Run> group_pairs(const Tensor& ids, int64_t experts, std::vector<Pair>& pairs) {
+  const int64_t tokens = ids.size(0), top = ids.size(1);
+  const bool wide = ids.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(wide || ids.scalar_type() == ScalarType::Int,
+                  "qcompile_cpu: chosen experts must be int32 or int64");
+  auto id = [&](int64_t i) -> int64_t {
+    return wide ? static_cast<const int64_t*>(ids.data_ptr())[i]
+                : static_cast<const int32_t*>(ids.data_ptr())[i];
+  };
+  std::vector<int64_t> starts(static_cast<size_t>(experts + 1), 0);
+  for (int64_t i = 0; i < tokens * top; i++) {
+    STD_TORCH_CHECK(id(i) >= 0 && id(i) < experts, "qcompile_cpu: expert ", id(i),
+                    " is outside 0..", experts - 1);
+    starts[static_cast<size_t>(id(i) + 1)]++;
+  }
+  std::vector<Run> runs;
+  for (int64_t e = 0; e < experts; e++) {
+    const int64_t begin = starts[static_cast<size_t>(e)];
+    starts[static_cast<size_t>(e + 1)] += begin;
+    if (starts[static_cast<size_t>(e + 1)] > begin) {
+      runs.push_back({e, begin, starts[static_cast<size_t>(e + 1)]});
+    }
+  }
+  pairs.resize(static_cast<size_t>(tokens * top));
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t slot = 0; slot < top; slot++) {
+      pairs[static_cast<size_t>(starts[static_cast<size_t>(id(t * top + slot))]++)] = {t, slot};
+    }
+  }
+  return runs;
+}
+
+Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor& weights,
+                     const std::vector<Tensor>& parts, const std::vector<int64_t>& shape,
+                     const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias,
+                     const std::string& name, bool gated, double alpha, double limit) {
+  Layer layer = layer_of(parts, shape);
+  const Function function = function_of(name, gated, alpha, limit);
+  Tensor x = dense(given), ids = dense(given_ids);
+  const int64_t h = layer.up[0].first.k, n = layer.down.first.n, tokens = x.size(0);
+  int64_t up_rows = 0;
+  for (const Role& role : layer.up) up_rows += role.first.n;
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == h, "qcompile_cpu: x has not the columns of experts");
+  STD_TORCH_CHECK(up_rows == layer.down.first.k * (gated ? 2 : 1),
+                  "qcompile_cpu: the products of experts do not fit each other");
+  STD_TORCH_CHECK(ids.dim() == 2 && ids.size(0) == tokens && weights.numel() == ids.numel(),
+                  "qcompile_cpu: tokens, chosen experts and their weights do not fit each other");
+  layer.up_bias = bias_of(up_bias, layer.experts * up_rows);
+  layer.down_bias = bias_of(down_bias, layer.experts * n);
+  Tensor y = empty_of(x, {tokens, n});
+  if (y.numel() == 0) return y;
+  std::vector<float> wide, shares = widened(weights), sums(static_cast<size_t>(tokens * n), 0.f);
+  const float* rows = static_cast<const float*>(x.data_ptr());
+  if (number_of(x) != F32) {
+    wide = widened(x);
+    rows = wide.data();
+  }
+  std::vector<Pair> pairs;
+  const std::vector<Run> runs = group_pairs(ids, layer.experts, pairs);
+  const int64_t top = ids.size(1);
+  std::vector<int64_t> place_of(static_cast<size_t>(tokens * top));
+  for (size_t at = 0; at < runs.size();) {
+    std::vector<Run> some;
+    int64_t count = 0;
+    while (at < runs.size() && (some.empty() || count + runs[at].end - runs[at].begin <=
+                                                    ROWS_AT_ONCE)) {
+      count += runs[at].end - runs[at].begin;
+      some.push_back(runs[at++]);
+    }
+    run_experts(layer, function, rows, pairs, some, shares.data(), top, place_of, sums.data(),
+                tokens);
+  }
+  kernels().narrow(sums.data(), tokens * n, y.data_ptr(), 0, number_of(y));
+  return y;
+}
+
+}  // namespace
+}  // namespace qc
+
+STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
+  m.impl("panel_experts", TORCH_BOX(&qc::panel_experts));
+}
