@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.zoo import Entry, as_hashed, digest, folder_entry, relative_l2
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import qcompile
 from qcompile.spec import is_quantized
@@ -34,7 +35,7 @@ MOE = {
     "moe-gptq-w4-g128-sym": "gptq",
 }
 # The tool computed these references with weights that it had rounded to bfloat16.
-ROUNDED_BOUND = {"ct-nvfp4a16": 1e-3}
+ROUNDED_BOUND = {"ct-nvfp4a16": 1e-3, "moe-ct-w4a16-g128-sym": 1e-3}
 
 
 def logits(entry: Entry, model: Any, length: str) -> torch.Tensor:
@@ -64,7 +65,7 @@ def test_weights_are_bit_equal(name: str) -> None:
         assert digest(as_hashed(entry, tensor, weight)) == facts["sha256"], tensor
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [*SCHEMES, *MOE])
 def test_logits_and_loss_agree_with_the_exact_model(name: str) -> None:
     entry = folder_entry(name, whole=True)
     model: Any = qcompile.load(entry.path, emitter="eager", verify=True)[0]
@@ -77,6 +78,21 @@ def test_logits_and_loss_agree_with_the_exact_model(name: str) -> None:
         bound = 1e-5 if name not in ROUNDED_BOUND else 1e-3
         assert loss == pytest.approx(entry.facts["exact_loss"][f"loss_{length}"], rel=bound)
     assert model.qcompile.compiles == 1
+
+
+def test_logits_of_nvfp4_with_weights_that_were_not_rounded() -> None:
+    """The same bound as for the others, against transformers with the decoded weights."""
+    entry = folder_entry("ct-nvfp4a16", whole=True)
+    checkpoint = qcompile.open(entry.path)
+    config: Any = LlamaConfig.from_pretrained(entry.path)
+    config.quantization_config = None
+    config._attn_implementation = "eager"
+    exact: Any = LlamaForCausalLM(config).float().eval()
+    exact.load_state_dict({name: checkpoint.dequantize(name) for name in checkpoint.tensors})
+    model: Any = qcompile.load(entry.path, emitter="eager")[0]
+    with torch.no_grad():
+        difference = relative_l2(logits(entry, model, "16"), logits(entry, exact, "16"))
+    assert difference < 1e-5
 
 
 def test_a_plan_names_every_weight() -> None:
