@@ -8,7 +8,9 @@ binding are all under test; a site beyond its kernel's declared tolerance is an 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,13 +18,17 @@ from torch import fx
 from qcompile import ops
 from qcompile.errors import VerifyError
 from qcompile.layout import QuantizedTensor
+from qcompile.ops_experts import experts
 from qcompile.passes.lower import Lower
 from qcompile.plans import Entry
 from qcompile.program import Program
 from qcompile.session import Session
+from qcompile.site import EmbeddingSite, LinearSite
+from qcompile.spec import ExpertsSpec
 from qcompile.weight import WeightRef
 
-_ROWS = 3  # activations for a linear, looked-up rows for an embedding
+_ROWS = 3  # activations for a linear and for experts, looked-up rows for an embedding
+_TOP = 2  # experts chosen for a row
 _DEQUANTIZED = 1e-2  # a float op in the activation's dtype; bfloat16 rounds to 2**-8
 
 
@@ -78,11 +84,12 @@ def _badness(error: SiteError) -> float:
 
 def verify_entry(entry: Entry, session: Session) -> SiteError:
     """Run one site both ways on the same random input and compare."""
-    given = _input(entry, session.dtype)
-    expected = _reference(entry.site.weight, entry, given, session.dtype)
-    found = _compiled(entry, session, given)
-    scale = expected.float().norm().item()
-    difference = (found.float() - expected.float()).norm().item()
+    case = _case(entry, session.dtype)
+    expected = _reference(entry.site.weight, case)
+    found = _compiled(entry, session, case)
+    # In float64: squares of huge but legal values leave float32.
+    scale = expected.double().norm().item()
+    difference = (found.double() - expected.double()).norm().item()
     allowed = entry.kernel.tolerance.relative_l2 if entry.kernel else _DEQUANTIZED
     # A sum rounded to the activation's dtype differs by one unit of it at most.
     allowed += torch.finfo(session.dtype).eps
@@ -91,39 +98,60 @@ def verify_entry(entry: Entry, session: Session) -> SiteError:
     )
 
 
-def _input(entry: Entry, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    rows, columns = entry.site.weight.shape
-    if entry.site.kind == "embedding":
-        return torch.randint(0, rows, (_ROWS,), generator=generator)
-    return torch.randn(_ROWS, columns, generator=generator).to(dtype)
+@dataclass(frozen=True)
+class _Case:
+    """A canonical op's arguments but for the weight: one before it, the others behind."""
+
+    op: Callable[..., Any]
+    first: torch.Tensor
+    rest: tuple[Any, ...]
 
 
-def _reference(
-    weight: WeightRef, entry: Entry, given: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _case(entry: Entry, dtype: torch.dtype) -> _Case:
+    site, generator = entry.site, torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    if isinstance(site, EmbeddingSite):
+        ids = torch.randint(0, site.weight.shape[0], (_ROWS,), generator=generator)
+        return _Case(ops.embedding, ids, (dtype,))
+    if isinstance(site, LinearSite):
+        rows, columns = site.weight.shape
+        return _Case(ops.linear, random(_ROWS, columns), (random(rows) if site.bias else None,))
+    count, spec = site.weight.shape[0], site.weight.spec
+    assert isinstance(spec, ExpertsSpec)
+    *up, down = sorted(spec.roles, key=lambda role: role.role == "down")
+    chosen = torch.rand(_ROWS, count, generator=generator).topk(min(_TOP, count))
+    biases: list[torch.Tensor | None] = [None, None]
+    if site.bias:
+        biases = [random(count, sum(role.rows for role in up)), random(count, down.rows)]
+    gated = "gated silu" if len(up) == 2 or up[0].role == "gate_up" else "silu"
+    x = random(_ROWS, up[0].columns)
+    return _Case(experts, x, (chosen.indices, chosen.values, *biases, site.activation or gated))
+
+
+def _reference(weight: WeightRef, case: _Case) -> torch.Tensor:
     meaning = ops.encode_meaning(QuantizedTensor(weight.spec, weight.layout, weight.shape, {}))
     parts = list(weight.load().parts.values())
-    if entry.site.kind == "embedding":
-        out = ops.embedding(given, parts, meaning, dtype)
-    else:
-        out = ops.linear(given, parts, meaning, None)
+    out = case.op(case.first, parts, meaning, *case.rest)
     weight.release()
     return out  # type: ignore[no-any-return]
 
 
-def _compiled(entry: Entry, session: Session, given: torch.Tensor) -> torch.Tensor:
+def _compiled(entry: Entry, session: Session, case: _Case) -> torch.Tensor:
     weight = entry.site.weight
     program = Program(fx.GraphModule(torch.nn.Module(), fx.Graph()))
-    x = program.graph.placeholder("x")
+    graph = program.graph
+    x = graph.placeholder("x")
+    tensors = [value for value in case.rest if isinstance(value, torch.Tensor)]
+    inputs = [graph.placeholder(f"input{i}") for i in range(len(tensors))]
+    given = iter(inputs)
+    rest = [next(given) if isinstance(v, torch.Tensor) else v for v in case.rest]
     meaning = ops.encode_meaning(QuantizedTensor(weight.spec, weight.layout, weight.shape, {}))
-    parts = program.add_handle(weight)
-    if entry.site.kind == "embedding":
-        node = program.graph.call_function(ops.embedding, (x, parts, meaning, session.dtype))
-    else:
-        node = program.graph.call_function(ops.linear, (x, parts, meaning, None))
+    node = graph.call_function(case.op, (x, program.add_handle(weight), meaning, *rest))
     node.meta.update(qc_weight=weight.name, qc_site=entry.site.name)
-    program.graph.output(node)
+    graph.output(node)
     Lower({(entry.site.kind, weight.name): entry}, session.packed).run(program)
     program.graph_module.recompile()
-    return program.graph_module(given)  # type: ignore[no-any-return]
+    return program.graph_module(case.first, *tensors)  # type: ignore[no-any-return]
