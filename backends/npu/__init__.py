@@ -1,19 +1,51 @@
-"""The npu backend: it has no kernels yet, so its plans say so for every site.
+"""The Ascend backend: the operators of torch_npu, planned and packed without a device.
 
-Comes in: sites. Goes out: nothing. Always holds: no vendor package is imported.
+Comes in: sites. Goes out: kernels over the layouts that the operators read.
+Always holds: importing it asks nothing of the machine and imports no vendor package; without a
+device graphs run only where emulation was asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from qcompile.backends.npu import edges as _edges  # noqa: F401 - registers layouts and edges
+from qcompile.backends.npu import words as _words  # noqa: F401 - registers direct edges
+from qcompile.backends.npu.embedding import PackedEmbedding
+from qcompile.backends.npu.emulator import Mode, define, describe, emulating
+from qcompile.backends.npu.layouts import DTYPES, ORDERS
+from qcompile.backends.npu.linear import PackedLinear, arch_of
+from qcompile.backends.npu.probe import has_device, host_arch
+from qcompile.backends.npu.w8a8 import QuantLinear
 from qcompile.kernel import Kernel
 from qcompile.target import Target
 
-KERNELS: tuple[Kernel, ...] = ()
+
+def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
+    """The kernels for activations of a dtype; those for one that no operator takes say so."""
+    packed = dtype if dtype in DTYPES else torch.float16
+    orders = [order for order in ORDERS if order.dtype == packed]
+    return (
+        *(PackedLinear(order, dtype) for order in orders),
+        QuantLinear(dtype),
+        *(PackedEmbedding(order) for order in orders if order.rows_first),
+    )
+
+
+KERNELS: tuple[Kernel, ...] = kernels(torch.float16)
 
 
 def default_target() -> Target:
-    """The kind alone: nothing is probed."""
-    return Target("npu")
+    """The present device, or the kind alone."""
+    return Target("npu", host_arch())
+
+
+def default_dtype(target: Target) -> torch.dtype:
+    """bfloat16, whose range fits every model; float16 on the 310P, which has nothing else."""
+    return torch.float16 if target.arch == "310p" else torch.bfloat16
 
 
 def compiler() -> str:
@@ -21,5 +53,25 @@ def compiler() -> str:
     return "eager"
 
 
+def device() -> torch.device:
+    """Where weights and activations are: the present device, or the CPU."""
+    return torch.device("npu" if has_device() else "cpu")
+
+
 def prepare() -> None:
-    """Nothing has to be built."""
+    """Define the operators, so that graphs can hold their calls."""
+    define()
+
+
+def emulated(call: Callable[..., Any], target: Target, wide: bool) -> Callable[..., Any]:
+    """A lowered graph that runs on CPU tensors; see ``emulator``."""
+    mode = Mode(arch_of(target), wide)
+
+    def run(*args: Any) -> Any:
+        with emulating(mode):
+            return call(*args)
+
+    return run
+
+
+__all__ = ["KERNELS", "describe", "emulated", "kernels"]

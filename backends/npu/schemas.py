@@ -4,8 +4,8 @@ Comes in: nothing. Goes out: the operators' schemas, word for word as the vendor
 them. Always holds: the strings are those of the version named here; the tests that run the real
 package compare them.
 
-``VERSION`` says which release of torch_npu they were read from. Where the package is present its own
-definitions are used, where it is absent ``qcompile.backends.npu.emulator`` defines these.
+``VERSION`` says which release of torch_npu they were read from. Where the package is present its
+own definitions are used, where it is absent ``qcompile.backends.npu.emulator`` defines these.
 """
 
 from __future__ import annotations

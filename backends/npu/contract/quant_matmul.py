@@ -85,9 +85,8 @@ def _lies(call: QuantCall) -> str | None:
 
 def _scale(call: QuantCall) -> str | None:
     n = call.x2.shape[1]
-    allowed = (torch.float32, torch.bfloat16)
-    if call.output != torch.bfloat16:
-        allowed = (torch.float32,)
+    wide = call.output == torch.bfloat16
+    allowed = (torch.float32, torch.bfloat16) if wide else (torch.float32,)
     fits = call.scale.dtype in allowed and tuple(call.scale.shape) in ((1,), (n,))
     found = f"scale is {name_of(call.scale.dtype)} {tuple(call.scale.shape)}, N {n}"
     return unless(fits, f"{found}, output {call.output}")

@@ -4,9 +4,9 @@ Comes in: a call of an operator. Goes out: what is wrong with it, or None.
 Always holds: a rule says in one sentence what must hold, where that is written, and what was found
 instead; rules are asked in order, and only the first broken one is told.
 
-Sources are abbreviated: ``op-plugin`` is the operator's page in ``docs/context`` of Ascend/op-plugin
-(read at commit 1dd24f2), ``aclnn`` the host code of CANN's open operators (hicann/ops-nn at e5c3fa9),
-``torch_npu`` the package's own Python and C++ code, release 2.13.0.
+Sources are abbreviated: ``op-plugin`` is the operator's page in ``docs/context`` of
+Ascend/op-plugin (read at commit 1dd24f2), ``aclnn`` the host code of CANN's open operators
+(hicann/ops-nn at e5c3fa9), ``torch_npu`` the package's own Python and C++ code, release 2.13.0.
 """
 
 from __future__ import annotations

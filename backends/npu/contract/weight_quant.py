@@ -1,8 +1,8 @@
 """The contract of ``npu_weight_quant_batchmatmul``.
 
 ``y = x @ ((weight + antiquant_offset) * antiquant_scale) + bias``: the offset is ADDED, before the
-scale. ``weight`` is ``[K, N]``, int8 or int4; eight int4 lie in an int32 along the dimension that is
-contiguous in memory. Scale and offset are ``[ceil(K / group), N]``, or ``[1, N]`` for a channel.
+scale. ``weight`` is ``[K, N]``, int8 or int4; eight int4 lie in an int32 along the dimension that
+is contiguous in memory. Scale and offset are ``[ceil(K / group), N]``, or ``[1, N]`` for a channel.
 """
 
 from __future__ import annotations
