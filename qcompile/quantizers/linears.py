@@ -102,12 +102,15 @@ def float_linears(model: nn.Module, paths: Collection[str]) -> tuple[FloatLinear
 
 def left_in_float(model: nn.Module, quantized: Collection[str]) -> list[str]:
     """Matrices that stay in float, layers written as ``*``, with how many there are of each."""
-    counts: dict[str, int] = {}
+    alike: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and name not in quantized:
             pattern = re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
-            counts[pattern] = counts.get(pattern, 0) + 1
-    return [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
+            alike.setdefault(pattern, []).append(name)
+    return [
+        names[0] if len(names) == 1 else f"{pattern} ({len(names)})"
+        for pattern, names in alike.items()
+    ]
 
 
 def _linear(model: nn.Module, path: str) -> nn.Linear:
