@@ -28,7 +28,10 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # -ffp-contract=off: a multiply and an add stay two roundings unless the code says fma, so that
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
-_EXTRA = {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")}
+_EXTRA = {
+    "kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "kernels_avx512.cpp": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+}
 _BINDINGS = ("binding.cpp", "experts.cpp")  # these include torch's headers
 # The stable interface of torch 2.11, the oldest release that the project supports.
 _STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
@@ -97,7 +100,7 @@ def _build(compiler: str, path: Path) -> None:
 def _sources() -> list[Path]:
     """The files to compile, in the order in which they are linked."""
     # Variants last: where two objects hold the same inline function, the linker keeps the first,
-    # which must not be one that needs AVX2.
+    # which must not be one that needs AVX2 or AVX-512.
     return sorted(_SOURCES.glob("*.cpp"), key=lambda file: (file.name in _EXTRA, file.name))
 
 

@@ -1,7 +1,7 @@
 """What this machine has. The only file of the backend that asks.
 
-``QCOMPILE_CXX`` names the compiler, or ``none`` to do without; ``QCOMPILE_CPU_ISA=generic`` runs
-the portable kernels.
+``QCOMPILE_CXX`` names the compiler, or ``none`` to do without; ``QCOMPILE_CPU_ISA`` is ``generic``
+to run the portable kernels, or ``avx2`` to leave AVX-512 alone.
 """
 
 from __future__ import annotations

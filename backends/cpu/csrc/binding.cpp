@@ -16,6 +16,11 @@ const Kernels* choose() {
   const char* asked = std::getenv("QCOMPILE_CPU_ISA");
   if (asked && !std::strcmp(asked, "generic")) return kernels_generic();
 #if defined(__x86_64__)
+  if (!(asked && !std::strcmp(asked, "avx2")) && kernels_avx512() &&
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return kernels_avx512();
+  }
   if (kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c")) {
     return kernels_avx2();

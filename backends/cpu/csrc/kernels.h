@@ -226,14 +226,14 @@ template <int M>
 inline void multiply(const float* tile, int64_t columns, const float* x, int64_t stride,
                      float* sums) {
   Lanes acc[M];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++) acc[m] = load_lanes(sums + m * ROWS);
   for (int64_t c = 0; c < columns; c++) {
     Lanes w = load_lanes(tile + c * ROWS);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < M; m++) acc[m] = fma(w, spread(x[m * stride + c]), acc[m]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++) store_lanes(sums + m * ROWS, acc[m]);
 }
 
@@ -250,6 +250,10 @@ inline void multiply_side(const float* tiles, int64_t side, int64_t columns, con
 void multiply_all(const float* tiles, int64_t side, int64_t columns, const Rows& in, int64_t column,
                   float* sums) {
   int64_t m = 0;
+#ifdef QC_ROWS_OF_A_TILE
+  constexpr int R = QC_ROWS_OF_A_TILE;
+  for (; m + R <= in.m; m += R) multiply_side<R>(tiles, side, columns, in, column, m, sums);
+#endif
   for (; m + 6 <= in.m; m += 6) multiply_side<6>(tiles, side, columns, in, column, m, sums);
   for (; m + 4 <= in.m; m += 4) multiply_side<4>(tiles, side, columns, in, column, m, sums);
   for (; m < in.m; m++) multiply_side<1>(tiles, side, columns, in, column, m, sums);

@@ -83,6 +83,7 @@ constexpr int64_t FEW = 4;
 
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
 
 // Packs rows of codes into panels [begin, end); the pointers are at the first row of all.
 void pack(const Weight& shape, const uint8_t* codes, const void* scale, const float* extra,

@@ -1,0 +1,86 @@
+// Sixteen lanes as one AVX-512 register; compiled with -mavx512f -mavx512bw -mavx512vl -mavx512dq.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "panel.h"
+
+namespace {
+
+struct Lanes {
+  __m512 v;
+};
+struct Words {  // sixteen words of 32 bits
+  __m512i v;
+};
+struct Table {
+  __m512i v;
+};
+
+inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m256i load_256(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+// **** floats ****
+
+inline Lanes zeros() { return {_mm512_setzero_ps()}; }
+inline Lanes spread(float x) { return {_mm512_set1_ps(x)}; }
+inline Lanes load_lanes(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store_lanes(float* p, const Lanes& x) { _mm512_storeu_ps(p, x.v); }
+inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+  return {_mm512_fmadd_ps(x.v, y.v, z.v)};
+}
+inline Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
+inline Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }
+inline Lanes mul(const Lanes& x, const Lanes& y) { return {_mm512_mul_ps(x.v, y.v)}; }
+inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
+  if (type == qc::F32) return load_lanes(reinterpret_cast<const float*>(p));
+  __m256i halves = load_256(p);
+  if (type == qc::F16) return {_mm512_cvtph_ps(halves)};
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+// Rounds to nearest even; a NaN must not round to infinity. The instruction for it would also turn
+// tiny numbers into zero.
+inline __m256i bfloat_bits(__m512 x) {
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+  __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(
+      _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16));
+}
+inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
+  if (type == qc::F32) return store_lanes(reinterpret_cast<float*>(p), x);
+  __m256i halves = type == qc::F16 ? _mm512_cvtps_ph(x.v, 0) : bfloat_bits(x.v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves);
+}
+
+// **** words ****
+
+inline Words load_words(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Words load_halves(const uint8_t* p) { return {_mm512_cvtepu16_epi32(load_256(p))}; }
+inline Words load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(load_128(p))}; }
+inline Words join(const Words& x, const Words& y) { return {_mm512_or_si512(x.v, y.v)}; }
+inline Words mask(const Words& x, uint32_t bits) {
+  return {_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(bits)))};
+}
+inline Words shift_left(const Words& x, int by) {
+  return {_mm512_slli_epi32(x.v, static_cast<unsigned>(by))};
+}
+inline Words shift_right(const Words& x, int by) {
+  return {_mm512_srli_epi32(x.v, static_cast<unsigned>(by))};
+}
+inline Words shift_right_signed(const Words& x, int by) {
+  return {_mm512_srai_epi32(x.v, static_cast<unsigned>(by))};
+}
+inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline Table load_table(const int8_t* p) { return {_mm512_broadcast_i32x4(load_128(p))}; }
+// Every byte of every word becomes the table's entry of that number, 0 to 15.
+inline Words look_up(const Table& table, const Words& x) {
+  return {_mm512_shuffle_epi8(table.v, x.v)};
+}
+
+}  // namespace
