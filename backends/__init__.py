@@ -7,8 +7,11 @@ Always holds: a backend is imported when it is asked for and not before; passes 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from qcompile.errors import OptionError
 from qcompile.kernel import Kernel
@@ -32,6 +35,52 @@ class Backend(Protocol):
 
     def prepare(self) -> None:
         """Build or load what the kernels need. Idempotent; called before a graph is lowered."""
+
+
+@runtime_checkable
+class ByDtype(Protocol):
+    """A backend whose kernels pack weights for one dtype of activations."""
+
+    def kernels(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
+        """The kernels for activations of this dtype; those of ``KERNELS`` for some dtype."""
+
+    def default_dtype(self, target: Target) -> torch.dtype:
+        """The dtype of activations where nobody names one."""
+
+
+@runtime_checkable
+class Emulates(Protocol):
+    """A backend that can run its lowered graphs on a CPU, with its operators emulated."""
+
+    def emulated(self, call: Callable[..., Any], target: Target, wide: bool) -> Callable[..., Any]:
+        """A lowered graph that takes CPU tensors.
+
+        Args:
+            call: the graph.
+            target: the device whose rules the operators keep.
+            wide: compute in float32 throughout, so that only what packing lost is seen.
+        """
+
+    def describe(self, wide: bool) -> str:
+        """One line for the plan: what is emulated, and how."""
+
+
+@runtime_checkable
+class Places(Protocol):
+    """A backend whose device has memory of its own."""
+
+    def device(self) -> torch.device:
+        """Where weights and activations are; the CPU where the device is absent."""
+
+
+def kernels_for(backend: Backend, dtype: torch.dtype) -> tuple[Kernel, ...]:
+    """The kernels of a backend for activations of a dtype."""
+    return backend.kernels(dtype) if isinstance(backend, ByDtype) else backend.KERNELS
+
+
+def default_dtype(backend: Backend, target: Target) -> torch.dtype:
+    """The dtype of activations where nobody names one."""
+    return backend.default_dtype(target) if isinstance(backend, ByDtype) else torch.float32
 
 
 def load(kind: str) -> Backend:

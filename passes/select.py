@@ -16,11 +16,12 @@ import torch
 from qcompile.edge import Route, find_route
 from qcompile.errors import PlanError
 from qcompile.kernel import Accept, Kernel
+from qcompile.passes.weights.requantize import groups_for, requantized
 from qcompile.plans import Entry, Plan, Verdict, mib, refusals
 from qcompile.site import Site
 from qcompile.target import Target
 
-Policy = Literal["error", "dequantize"]
+Policy = Literal["error", "dequantize", "requantize"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ def select(
         kernels: the target's kernels.
         target: the device.
         policy: what becomes of a site without a kernel: ``error`` leaves its entry without one
-            (``require_kernels`` raises), ``dequantize`` runs it as a float op.
-        dtype: dtype of weights that the policy materializes.
+            (``require_kernels`` raises), ``dequantize`` runs it as a float op, ``requantize``
+            rounds its weight to 8 bits for a kernel that takes those.
+        dtype: dtype of weights, or of their scales, that the policy makes.
     """
     sites = list(sites)
     by_weight: dict[str, list[Site]] = {}
@@ -53,7 +55,10 @@ def select(
         by_weight.setdefault(site.weight.name, []).append(site)
     decided: dict[int, Entry] = {}
     for sharing in by_weight.values():
-        for site, entry in zip(sharing, _decide(sharing, kernels, target), strict=True):
+        entries = _decide(sharing, kernels, target)
+        if policy == "requantize" and entries[0].kernel is None:
+            entries = _requantize(entries, kernels, target, dtype)
+        for site, entry in zip(sharing, entries, strict=True):
             decided[id(site)] = _by_policy(entry, policy, dtype)
     return tuple(decided[id(site)] for site in sites)
 
@@ -69,7 +74,8 @@ def require_kernels(plan: Plan) -> None:
         f"{first.site.name} ({plan.source})",
         f"no kernel for {len(refused)} of {len(plan.entries)} sites on {plan.target}",
         f"a kernel that accepts {first.site.kind} sites of spec {first.site.weight.spec}",
-        f'on_unsupported="dequantize" (up to {mib(size)} of float32 weights) or device="cpu"',
+        f'on_unsupported="dequantize" (up to {mib(size)} of float32 weights), '
+        'on_unsupported="requantize" (to 8 bits, where kernels take those) or device="cpu"',
         reasons=refusals(refused, plan.target),
     )
 
@@ -132,8 +138,30 @@ def _cheapest_common(offers: Sequence[dict[str, _Offer]]) -> str | None:
     return min(sorted(common), key=lambda layout: sum(offer[layout].cost for offer in offers))
 
 
+def _requantize(
+    entries: list[Entry], kernels: Sequence[Kernel], target: Target, dtype: torch.dtype
+) -> list[Entry]:
+    """The entries of a weight's sites on the weight rounded to 8 bits, where kernels take that."""
+    weight = entries[0].site.weight
+    if len(weight.shape) != 2:
+        return entries
+    for group in groups_for(weight):
+        rounded, edge = requantized(weight, group, dtype)
+        sites = [replace(entry.site, weight=rounded) for entry in entries]
+        decided = _decide(sites, kernels, target)
+        if decided[0].kernel is not None:
+            start = Route((), weight.spec).then(edge, rounded.spec)
+            pairs = [(old, new, new.route) for old, new in zip(entries, decided, strict=True)]
+            return [
+                replace(old, kernel=new.kernel, route=start.joined(route), requantized=True)
+                for old, new, route in pairs
+                if route is not None
+            ]
+    return entries
+
+
 def _by_policy(entry: Entry, policy: Policy, dtype: torch.dtype) -> Entry:
-    if entry.kernel is not None or policy == "error":
+    if entry.kernel is not None or policy != "dequantize":
         return entry
     return replace(entry, dequantize=True, float_bytes=_float_bytes(entry.site, dtype))
 

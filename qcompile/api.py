@@ -30,12 +30,13 @@ from qcompile.prepare import (
     catalogue_of,
     check_fresh,
     make_plan,
+    plan_dtype,
     session_for,
     shapes_of,
 )
 from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
-from qcompile.session import Progress, Session, no_progress
+from qcompile.session import Emulation, Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
@@ -70,6 +71,7 @@ def plan(
     checkpoint: str | Path | Checkpoint | None = None,
     on_unsupported: Policy = "error",
     emitter: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Plan:
     """Decide which kernel would run each site. No weight is read and no device is touched.
 
@@ -80,6 +82,7 @@ def plan(
         checkpoint: the checkpoint, when ``model`` is a module.
         on_unsupported: what becomes of a site that no kernel accepts.
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
+        dtype: dtype of the activations; the backend's own choice when None.
 
     Returns:
         the plan; sites without a kernel are part of it and do not raise.
@@ -103,7 +106,8 @@ def plan(
     else:
         opened = schemes.open_checkpoint(model, scheme)
         sites, floats = opened.sites(), opened.floats()
-    return make_plan(opened, sites, floats, target, backend, on_unsupported, torch.float32, emitter)
+    wanted = plan_dtype(backend, target, dtype)
+    return make_plan(opened, sites, floats, target, backend, on_unsupported, wanted, emitter)
 
 
 def optimize(
@@ -112,7 +116,7 @@ def optimize(
     device: str = "cpu",
     checkpoint: str | Path | Checkpoint | None = None,
     dtype: torch.dtype | None = None,
-    emulate: bool = False,
+    emulate: Emulation = False,
     verify: bool = False,
     *,
     on_unsupported: Policy = "error",
@@ -140,9 +144,12 @@ def optimize(
         device: where it runs: ``cpu``, ``cuda``, ``npu``, optionally with an architecture.
         checkpoint: the file or folder with the weights, or what ``qcompile.open`` returned.
         dtype: dtype of activations and of float parameters; None keeps the module's.
-        emulate: run on the CPU what was lowered for another device, where the backend can.
+        emulate: run on the CPU what was lowered for another device, where the backend can: ``True``
+            with the device's rounding, ``float32`` with float32 activations and sums on weights
+            packed for ``dtype`` (float16 when that is None).
         verify: compare every site's kernel with the reference on the stored bytes first.
-        on_unsupported: ``error``, or ``dequantize`` for sites that no kernel accepts.
+        on_unsupported: what becomes of sites that no kernel accepts: ``error``; ``dequantize`` to
+            floats; ``requantize`` to 8 bits for a kernel that takes those, the error measured.
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
         keep: regular expressions of parameter names that stay as the module has them.
         fullgraph: refuse graph breaks.
@@ -184,7 +191,9 @@ def optimize(
             from qcompile.verify import verify_session
 
             verify_session(session)
-        install_weights(model, session.catalogue, dtype)
+        floats = session.dtype if session.operands else dtype
+        away = session.device if session.device.type != "cpu" else None
+        install_weights(model, session.catalogue, floats, away)
     session.names = parameter_names(model, session.catalogue)
     _install_forward(model, session, fullgraph)
     return model
@@ -194,7 +203,7 @@ def load(
     path: str | Path,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    emulate: bool = False,
+    emulate: Emulation = False,
     verify: bool = False,
     *,
     scheme: str = "auto",
@@ -207,16 +216,19 @@ def load(
     Args:
         path: a GGUF file or a checkpoint folder.
         device: where it runs.
-        dtype: dtype of the activations; float32 when None.
+        dtype: dtype of the activations; the backend's own choice when None: float32 on a CPU.
         emulate, verify, scheme, on_unsupported, emitter, progress: as for ``optimize``.
 
     Returns:
         the model (``forward`` and ``generate``) and the tokenizer.
     """
-    backend_of(device)
+    target, backend = backend_of(device)
+    if emulate != "float32":
+        dtype = plan_dtype(backend, target, dtype)
     check_dtype(dtype)
     checkpoint = schemes.open_checkpoint(path, scheme)
-    model, tokenizer = checkpoint.build(dtype or torch.float32)
+    built = torch.float32 if emulate == "float32" or dtype is None else dtype
+    model, tokenizer = checkpoint.build(built)
     compiled = optimize(
         model,
         checkpoint.scheme,

@@ -83,6 +83,10 @@ class Route:
         """The chain with another edge at its end, which leads to ``spec``."""
         return Route((*self.edges, edge), spec, (*self.losses, edge.loss(self.spec)))
 
+    def joined(self, other: Route) -> Route:
+        """This chain, then another that starts where it ends."""
+        return Route((*self.edges, *other.edges), other.spec, (*self.losses, *other.losses))
+
     def apply(self, weight: QuantizedTensor) -> QuantizedTensor:
         """Send a weight, or a run of its rows, through the chain."""
         for edge in self.edges:

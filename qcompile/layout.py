@@ -101,6 +101,13 @@ class QuantizedTensor:
         """The weight as float32, shape ``self.shape``."""
         return layout_of(self.layout).decode(self)
 
+    def to(self, device: torch.device) -> QuantizedTensor:
+        """The same weight with its parts on a device; itself when they are there."""
+        if all(part.device == device for part in self.parts.values()):
+            return self
+        parts = {name: part.to(device) for name, part in self.parts.items()}
+        return QuantizedTensor(self.spec, self.layout, self.shape, parts)
+
     def take_rows(self, rows: slice | torch.Tensor) -> QuantizedTensor:
         """The weight restricted to some output rows, in the same layout.
 

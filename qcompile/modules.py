@@ -66,7 +66,10 @@ def packed_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def install_weights(
-    model: nn.Module, catalogue: Mapping[str, WeightRef], dtype: torch.dtype | None
+    model: nn.Module,
+    catalogue: Mapping[str, WeightRef],
+    dtype: torch.dtype | None,
+    device: torch.device | None = None,
 ) -> None:
     """Bind every parameter: a stand-in where the checkpoint quantizes it, its values otherwise.
 
@@ -74,6 +77,7 @@ def install_weights(
         model: changed in place; tied parameters stay tied.
         catalogue: weights by canonical parameter name.
         dtype: dtype of the float parameters, or None to keep each parameter's.
+        device: where parameters and buffers go, or None to leave them on the CPU.
     """
     _check_buffers(model)
     names: dict[int, list[str]] = {}
@@ -87,12 +91,15 @@ def install_weights(
         old.append(parameter)
         known = [n for n in names[id(parameter)] if n in catalogue]
         weight = catalogue[known[0]] if known else None
-        bound[id(parameter)] = _bind(parameter, weight, dtype, fake)
+        bound[id(parameter)] = _bind(parameter, weight, dtype, fake, device)
     # Nothing below fails, so that a failing call leaves the module as it was.
     for module in model.modules():
         for key, held in module._parameters.items():
             if held is not None:
                 module._parameters[key] = bound[id(held)]
+        for key, buffer in module._buffers.items():
+            if buffer is not None and device is not None:
+                module._buffers[key] = buffer.to(device)
 
 
 def _bind(
@@ -100,17 +107,18 @@ def _bind(
     weight: WeightRef | None,
     dtype: torch.dtype | None,
     fake: FakeTensorMode,
+    device: torch.device | None,
 ) -> nn.Parameter:
     wanted = dtype if dtype and parameter.is_floating_point() else parameter.dtype
     if weight is None:
-        return nn.Parameter(parameter.detach().to(wanted), requires_grad=False)
+        return nn.Parameter(parameter.detach().to(device, wanted), requires_grad=False)
     if is_quantized(weight.spec):
-        return _stand_in(parameter.shape, wanted, fake)
+        return _stand_in(parameter.shape, wanted, fake, device)
     values = weight.dequantize().to(wanted)
     if values.shape != parameter.shape:
         raise _other_way_round(weight, parameter)
     # A float32 tensor may be a view of the file.
-    return nn.Parameter(values.clone(), requires_grad=False)
+    return nn.Parameter(values.to(device, copy=True), requires_grad=False)
 
 
 def release(modules: Iterable[nn.Module]) -> None:
@@ -123,9 +131,11 @@ def release(modules: Iterable[nn.Module]) -> None:
         module._parameters["weight"] = new
 
 
-def _stand_in(shape: Shape, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Parameter:
+def _stand_in(
+    shape: Shape, dtype: torch.dtype, fake: FakeTensorMode, device: torch.device | None = None
+) -> nn.Parameter:
     with fake:
-        empty = torch.empty(shape, dtype=dtype, device="cpu")
+        empty = torch.empty(shape, dtype=dtype, device=device or "cpu")
     return nn.Parameter(empty, requires_grad=False)
 
 

@@ -18,7 +18,8 @@ from qcompile.errors import OptionError, SchemeError, nearest
 from qcompile.layout import Shape
 from qcompile.schemes import Checkpoint, open_checkpoint
 
-POLICIES = ("error", "dequantize")
+POLICIES = ("error", "dequantize", "requantize")
+EMULATIONS = (False, True, "float32")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,6 +41,17 @@ def check_dtype(dtype: object) -> None:
             f"dtype={dtype!r}",
             "not a dtype of activations",
             f"one of {', '.join(map(str, DTYPES))}, or None",
+            "name one of them",
+        )
+
+
+def check_emulation(emulate: object) -> None:
+    """Raise OptionError unless ``emulate`` is a value of that argument."""
+    if emulate not in EMULATIONS:
+        raise OptionError(
+            f"emulate={emulate!r}",
+            "unknown",
+            f"one of {', '.join(map(repr, EMULATIONS))}",
             "name one of them",
         )
 

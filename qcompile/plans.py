@@ -8,8 +8,9 @@ with its verdict; a weight that two sites share is counted once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qcompile.collapse import Group, collapse
 from qcompile.edge import Route
@@ -47,6 +48,8 @@ class Entry:
         route: the edges to the kernel's layout (empty when it takes the stored layout).
         dequantize: the site runs as a float op on a materialized weight, by policy.
         float_bytes: bytes of that float weight, 0 otherwise.
+        requantized: the weight is rounded for the kernel, by policy; the first edge does it.
+        error: relative L2 error of the rounding, once the weight is packed.
     """
 
     site: Site
@@ -55,6 +58,8 @@ class Entry:
     route: Route | None
     dequantize: bool = False
     float_bytes: int = 0
+    requantized: bool = False
+    error: float | None = None
 
     @property
     def layout(self) -> str:
@@ -76,7 +81,7 @@ class Entry:
     def runs_as(self) -> str:
         """The kernel's name, or what happens instead."""
         if self.kernel is not None:
-            return self.kernel.name
+            return self.kernel.name + (", requantized" if self.requantized else "")
         return "dequantized" if self.dequantize else "no kernel"
 
 
@@ -92,6 +97,7 @@ class Plan:
         floats: weights that the checkpoint stores as plain numbers and that stay so.
         emitter: what runs the lowered graph: ``inductor`` or ``eager``.
         notes: facts worth a line, for instance keys that were read and do not matter.
+        emulation: how graphs run without the target, empty where they run on it.
     """
 
     target: Target
@@ -101,6 +107,7 @@ class Plan:
     floats: tuple[WeightRef, ...] = ()
     emitter: str = "inductor"
     notes: tuple[str, ...] = ()
+    emulation: str = ""
 
     def entry(self, name: str) -> Entry:
         """The entry of a site, by its module path or its weight's name."""
@@ -135,6 +142,20 @@ class Plan:
         """Bytes of the sites' weights in the layouts of their kernels."""
         return sum({(e.site.weight.name, e.layout): e.bytes_after for e in self.entries}.values())
 
+    @property
+    def bytes_as_halves(self) -> int:
+        """Bytes of the sites' weights if all were decoded to floats of 16 bits."""
+        shapes = {e.site.weight.name: e.site.weight.shape for e in self.entries}
+        return sum(2 * math.prod(shape) for shape in shapes.values())
+
+    def measured(self, weight: str, error: float) -> Plan:
+        """The plan with the measured error of a requantized weight."""
+        entries = tuple(
+            replace(e, error=error) if e.requantized and e.site.weight.name == weight else e
+            for e in self.entries
+        )
+        return replace(self, entries=entries)
+
     def explain(self, name: str) -> str:
         """Every kernel's verdict on one site, the chosen one marked."""
         entry = self.entry(name)
@@ -154,6 +175,9 @@ class Plan:
             lines.append(f"  the backend {self.target.kind} has no kernel yet")
         if entry.dequantize:
             lines.append(f"  dequantized by policy: {entry.float_bytes:,} bytes of floats")
+        if entry.requantized:
+            found = "measured when packed" if entry.error is None else f"{entry.error:.1e} of it"
+            lines.append(f"  requantized by policy: relative L2 error of the weight {found}")
         if entry.route is not None:
             lines += [f"  edge {name}: {loss or 'exact'}" for name, loss in _steps(entry.route)]
             lines.append(
@@ -169,8 +193,10 @@ class Plan:
                 "scheme": self.scheme,
                 "source": self.source,
                 "emitter": self.emitter,
+                "emulation": self.emulation or None,
                 "bytes_before": self.bytes_before,
                 "bytes_after": self.bytes_after,
+                "bytes_as_halves": self.bytes_as_halves,
                 "sites": [_entry_json(entry) for entry in self.entries],
                 "floats": [
                     {"name": w.name, "dtype": str(w.spec), "shape": list(w.shape)}
@@ -197,14 +223,30 @@ class Plan:
         ]
         tail = [
             f"  {len(self.entries)} sites, {mib(self.bytes_before)} stored"
-            + (f", {mib(self.bytes_after)} packed" if not self.refused else "")
+            + (f", {self._resident()}" if not self.refused else "")
             + f"; {len(self.floats)} float tensors, {mib(sum(w.nbytes for w in self.floats))}"
         ]
         if self.refused:
             tail.append(f"  {len(self.refused)} of {len(self.entries)} sites have no kernel:")
             tail += [f"    {line}" for line in refusals(self.refused, self.target)]
+        tail += self._rounded()
+        tail += [f"  {self.emulation}"] if self.emulation else []
         tail += [f"  note: {note}" for note in self.notes]
         return "\n".join(head + body + tail)
+
+    def _resident(self) -> str:
+        halves = self.bytes_as_halves
+        share = f" ({self.bytes_after / halves:.0%} of 16-bit floats)" if halves else ""
+        return f"{mib(self.bytes_after)} packed{share}"
+
+    def _rounded(self) -> list[str]:
+        """A line on the weights that the policy rounds."""
+        rounded = [entry for entry in self.entries if entry.requantized]
+        if not rounded:
+            return []
+        errors = [entry.error for entry in rounded if entry.error is not None]
+        worst = f"worst relative L2 error {max(errors):.1e}" if errors else "measured when packed"
+        return [f"  {len(rounded)} sites requantized to 8 bits: {worst}"]
 
 
 def mib(count: int) -> str:
@@ -272,6 +314,7 @@ def _entry_json(entry: Entry) -> dict[str, object]:
         "layout": weight.layout,
         "shape": list(weight.shape),
         "runs_as": entry.runs_as,
+        "requantization_error": entry.error,
         "packed_layout": None if entry.runs_as == "no kernel" else entry.layout,
         "packed_spec": str(route.spec) if route else None,
         "edges": [{"name": n, "error": loss} for n, loss in _steps(route)] if route else [],

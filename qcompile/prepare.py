@@ -7,13 +7,14 @@ Always holds: no weight byte is read and the module is not changed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from qcompile import backends
-from qcompile.backends import Backend
+from qcompile.backends import Backend, Emulates, default_dtype, kernels_for
 from qcompile.binding import check_identity
 from qcompile.capture import parameter_names
 from qcompile.emit import emitter_of
@@ -22,6 +23,7 @@ from qcompile.layout import Shape
 from qcompile.modules import module_sites
 from qcompile.options import (
     check_dtype,
+    check_emulation,
     check_module,
     check_policy,
     kept_names,
@@ -30,7 +32,7 @@ from qcompile.options import (
 from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.plans import Plan
 from qcompile.schemes import Checkpoint
-from qcompile.session import Progress, Session, no_progress
+from qcompile.session import Emulation, Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
@@ -44,7 +46,7 @@ def session_for(
     device: str = "cpu",
     checkpoint: str | Path | Checkpoint | None = None,
     dtype: torch.dtype | None = None,
-    emulate: bool = False,
+    emulate: Emulation = False,
     on_unsupported: Policy = "error",
     emitter: str | None = None,
     keep: Iterable[str] = (),
@@ -61,19 +63,15 @@ def session_for(
     target, backend = backend_of(device)
     check_fresh(model)
     check_dtype(dtype)
-    if emulate:
-        raise OptionError(
-            "emulate=True",
-            f"the backend {target.kind} has no emulator",
-            "a backend that emulates its operators",
-            "leave emulate out",
-        )
+    said = _emulation(backend, target, emulate)
     opened = opened_checkpoint(checkpoint, scheme)
     catalogue = catalogue_of(opened, model, keep, in_place)
     floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     if in_place:
         floats = opened.floats()
-    activations = dtype or _float_dtype(model)
+    activations, operands = dtype or _float_dtype(model), None
+    if emulate == "float32":
+        activations, operands = torch.float32, narrow_dtype(dtype)
     made = make_plan(
         opened,
         module_sites(model, catalogue),
@@ -81,13 +79,42 @@ def session_for(
         target,
         backend,
         on_unsupported,
-        activations,
+        operands or activations,
         emitter,
     )
     require_kernels(made)
     names = parameter_names(model, catalogue)
     return Session(
-        catalogue, backend, made, names, activations, on_unsupported, progress, bind_floats
+        catalogue,
+        backend,
+        replace(made, emulation=said),
+        names,
+        activations,
+        on_unsupported,
+        progress,
+        bind_floats,
+        emulate=emulate,
+        operands=operands,
+    )
+
+
+def narrow_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype that weights are packed for where activations stay float32."""
+    return torch.float16 if dtype in (None, torch.float32) else dtype
+
+
+def _emulation(backend: Backend, target: Target, emulate: Emulation) -> str:
+    """What the plan says of emulation. Raises OptionError where a backend has none."""
+    check_emulation(emulate)
+    if not emulate:
+        return ""
+    if isinstance(backend, Emulates):
+        return backend.describe(emulate == "float32")
+    raise OptionError(
+        f"emulate={emulate!r}",
+        f"the backend {target.kind} has no emulator",
+        "a backend that emulates its operators",
+        "leave emulate out",
     )
 
 
@@ -110,6 +137,12 @@ def backend_of(device: str) -> tuple[Target, Backend]:
     return (target if target.arch else backend.default_target()), backend
 
 
+def plan_dtype(backend: Backend, target: Target, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of activations to plan for, where no module shows one."""
+    check_dtype(dtype)
+    return dtype or default_dtype(backend, target)
+
+
 def make_plan(
     opened: Checkpoint,
     sites: Iterable[Site],
@@ -124,7 +157,7 @@ def make_plan(
     check_policy(policy)
     chosen = emitter or backend.compiler()
     emitter_of(chosen)
-    entries = select(sites, backend.KERNELS, target, policy, dtype)
+    entries = select(sites, kernels_for(backend, dtype), target, policy, dtype)
     source, notes = str(opened.path), opened.notes()
     return Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from qcompile.backends import Backend
+from qcompile.backends import Backend, Emulates, Places, kernels_for
 from qcompile.capture import Names
 from qcompile.experts_layout import dequantized_experts
+from qcompile.kernel import Kernel
 from qcompile.layout import QuantizedTensor
 from qcompile.observe import log
 from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.passes.weights.pack import pack
+from qcompile.passes.weights.requantize import measure
 from qcompile.plans import Entry, Plan
 from qcompile.program import CANONICAL, Program, weight_name
 from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from qcompile.verify import SiteError
 
 Progress = Callable[[str, int, int], None]
+Emulation = bool | Literal["float32"]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -52,6 +55,9 @@ class Session:
             still holds others.
         compiles: graphs compiled so far.
         verification: measured errors of the sites, when the user asked for them.
+        emulate: whether graphs run on the CPU with the device's operators emulated; ``float32``
+            does so without the device's rounding.
+        operands: dtype of activations that weights are packed for; ``dtype`` when None.
     """
 
     catalogue: Mapping[str, WeightRef]
@@ -64,11 +70,32 @@ class Session:
     bind_floats: bool = False
     compiles: int = 0
     verification: tuple[SiteError, ...] = ()
+    emulate: Emulation = False
+    operands: torch.dtype | None = None
     _packed: dict[tuple[str, str], QuantizedTensor] = field(default_factory=dict)
 
     def entries(self) -> dict[tuple[str, str], Entry]:
         """The plan's entries by kind of site and weight name."""
         return {(e.site.kind, e.site.weight.name): e for e in self.plan.entries}
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that sites are offered to."""
+        return kernels_for(self.backend, self.operands or self.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are when graphs run."""
+        if isinstance(self.backend, Places) and not self.emulate:
+            return self.backend.device()
+        return torch.device("cpu")
+
+    def runnable(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A lowered graph as it can be called here: itself, or under emulation."""
+        if not self.emulate:
+            return call
+        assert isinstance(self.backend, Emulates)
+        return self.backend.emulated(call, self.plan.target, self.emulate == "float32")
 
     def extend_plan(self, program: Program) -> None:
         """Plan the sites of a graph that the plan does not know yet."""
@@ -79,9 +106,8 @@ class Session:
         names = {site.weight.name for site in fresh}
         again = [e.site for e in self.plan.entries if e.site.weight.name in names]
         keep = [e for e in self.plan.entries if e.site.weight.name not in names]
-        new = select(
-            [*again, *fresh], self.backend.KERNELS, self.plan.target, self.policy, self.dtype
-        )
+        dtype = self.operands or self.dtype
+        new = select([*again, *fresh], self.kernels, self.plan.target, self.policy, dtype)
         self.plan = replace(self.plan, entries=(*keep, *new))
         require_kernels(self.plan)
 
@@ -91,7 +117,10 @@ class Session:
         key = (weight.name, entry.layout)
         if key not in self._packed:
             log("weights", f"{weight.source} -> {entry.layout} {entry.bytes_after:,} bytes")
-            self._packed[key] = self._transform(entry)
+            packed = self._transform(entry)
+            if entry.requantized:
+                self.plan = self.plan.measured(weight.name, measure(weight, packed))
+            self._packed[key] = packed.to(self.device)
         return self._packed[key]
 
     def _transform(self, entry: Entry) -> QuantizedTensor:
@@ -107,7 +136,7 @@ class Session:
         """A weight as floats, for a use that is no site; one object for each dtype."""
         key = (weight.name, str(dtype))
         if key not in self._packed:
-            data = weight.dequantize().to(dtype)
+            data = weight.dequantize().to(dtype).to(self.device)
             weight.release()
             spec = FloatSpec(dtype)
             self._packed[key] = QuantizedTensor(spec, "float", weight.shape, {"data": data})

@@ -63,7 +63,7 @@ def test_text() -> None:
         *("model.layers.0,3-4.down", "linear", "uint4", "g8", "offset", "[16", "x", "32]"),
         *("fake.linear", "3", "x", "0.0", "MiB"),
     ]
-    assert lines[6].startswith("  14 sites, 0.0 MiB stored, 0.0 MiB packed; 0 float tensors")
+    assert lines[6].startswith("  14 sites, 0.0 MiB stored, 0.0 MiB packed (100% of")
     assert lines[7:] == ["  note: a note"]
 
 

@@ -16,6 +16,8 @@ from typing import NoReturn
 from qcompile.cli.text import visible
 from qcompile.errors import OptionError, QCompileError, SchemeError
 
+_POLICIES = "for sites without a kernel: error, dequantize or requantize"
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are the family's own."""
@@ -93,7 +95,7 @@ def _common_generation(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tokens", type=int, default=64, help="tokens to generate at most")
     command.add_argument("--emitter", default=None, help="inductor or eager")
     command.add_argument("--verify", action="store_true", help="check every site first")
-    command.add_argument("--on-unsupported", default="error", help="error or dequantize")
+    command.add_argument("--on-unsupported", default="error", help=_POLICIES)
     command.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -102,7 +104,7 @@ def _plan(commands: argparse._SubParsersAction[Parser]) -> None:
     command.add_argument("file", help="a GGUF file or a checkpoint folder")
     command.add_argument("--device", default="cpu", help="cpu, cuda:sm90, npu:910b, ...")
     command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")
-    command.add_argument("--on-unsupported", default="error", help="error or dequantize")
+    command.add_argument("--on-unsupported", default="error", help=_POLICIES)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--explain", metavar="SITE", help="every kernel's verdict on one site")
     command.add_argument("--debug", action="store_true", help="show tracebacks")
