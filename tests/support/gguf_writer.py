@@ -7,6 +7,7 @@ behaviour and gguf-py's tensor map, and share nothing with ``qcompile.schemes``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from support import gguf_mixtures
 from torch import nn
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -67,7 +69,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": _THETA | {"partial_rotary_factor": 0.5},
         "sliding_window": 5,
     },
+    **gguf_mixtures.CONFIGS,
 }
+# What files call an architecture that shares its name with another one.
+_WRITTEN = {**gguf_mixtures.WRITTEN}
 
 
 def tiny_model(architecture: str, **changes: Any) -> nn.Module:
@@ -76,15 +81,19 @@ def tiny_model(architecture: str, **changes: Any) -> nn.Module:
 
     values = {**_COMMON, **CONFIGS[architecture], **changes}
     model_type = values.pop("model_type")
-    if model_type == "phi3":
+    if model_type in ("phi3", "qwen2_moe", "olmoe", "deepseek_v2", "deepseek_v3"):
         values.pop("head_dim")
     config = AutoConfig.for_model(model_type, attn_implementation="eager", **values)
+    config._experts_implementation = "eager"
     torch.manual_seed(0)
     model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             # The usual initial values leave norms at one and biases at zero, which hides mistakes.
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return model.eval().requires_grad_(False)
 
 
@@ -98,6 +107,7 @@ def write_model(
     extra: Mapping[str, Array] | None = None,
     drop: tuple[str, ...] = (),
     change: Callable[[str, Array], Array] = lambda name, array: array,
+    rename: Callable[[dict[str, Array]], dict[str, Array]] = lambda tensors: tensors,
 ) -> Path:
     """Write a model.
 
@@ -105,21 +115,23 @@ def write_model(
         path: the file.
         architecture: what ``general.architecture`` says.
         model: a model made by ``tiny_model``.
-        types: type of a tensor by its name in the file, for instance ``Q8_0``; F32 otherwise.
+        types: type of a tensor by its name in the file or by the part after ``blk.N.``, for
+            instance ``Q8_0``; F32 otherwise.
         metadata: keys to add or change; None leaves a key out.
         extra: further tensors.
         drop: names in the file of tensors to leave out.
         change: called with each tensor's name in the file before it is stored.
+        rename: called with all tensors first.
     """
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), _WRITTEN.get(architecture, architecture))
     keys = metadata_of(architecture, model.config) | dict(metadata or {})
     for key, value in keys.items():
         _add(writer, key, value)
-    for name, array in {**tensors_of(architecture, model), **(extra or {})}.items():
+    for name, array in {**rename(tensors_of(architecture, model)), **(extra or {})}.items():
         if name in drop:
             continue
         stored = np.ascontiguousarray(change(name, array))
-        kind = gguf.GGMLQuantizationType[(types or {}).get(name, "F32")]
+        kind = gguf.GGMLQuantizationType[_type_of(name, types or {})]
         data = stored if kind.name == "F32" else quantize(stored, kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
@@ -129,6 +141,10 @@ def write_model(
     return path
 
 
+def _type_of(name: str, types: Mapping[str, str]) -> str:
+    return types.get(name) or types.get(re.sub(r"^blk\.\d+\.", "", name), "F32")
+
+
 def quantize(array: Array, kind: gguf.GGMLQuantizationType) -> Array:
     """A tensor as blocks; random valid blocks for the types that gguf-py cannot write."""
     try:
@@ -136,12 +152,12 @@ def quantize(array: Array, kind: gguf.GGMLQuantizationType) -> Array:
         return blocks_of
     except NotImplementedError:
         elements, size = gguf.GGML_QUANT_SIZES[kind]
-        rows, blocks = array.shape[0], array.shape[1] // elements
-        data = np.random.default_rng(0).integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+        shape = (*array.shape[:-1], array.shape[-1] // elements, size)
+        data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         # A float16 with exponent bits 01xxx is finite; scales stand at the start or the end.
         for at in (1, 3, size - 1):
-            data[:, :, at] = 0x20
-        return data.reshape(rows, -1)
+            data[..., at] = 0x20
+        return data.reshape(*array.shape[:-1], -1)
 
 
 # **** tensors ****
@@ -149,11 +165,19 @@ def quantize(array: Array, kind: gguf.GGMLQuantizationType) -> Array:
 
 def tensors_of(architecture: str, model: nn.Module) -> dict[str, Array]:
     """Every tensor by its name in the file, converted."""
-    kind = "LLAMA" if architecture == "mistral" else architecture.upper()
     config: Any = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(map_of(architecture), config.num_hidden_layers)
     found: dict[str, Array] = {}
-    for parameter, values in model.named_parameters():
+    state = {**dict(model.named_parameters()), **_buffers(model)}
+    for parameter, values in state.items():
+        number, _, module = parameter.removeprefix("model.layers.").partition(".")
+        if number.isdigit():
+            arrays = gguf_mixtures.tensors(
+                architecture, f"blk.{number}", module, values.numpy(), config
+            )
+            if arrays is not None:
+                found |= arrays
+                continue
         name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if parameter == "lm_head.weight":  # missing from the maps of families that tie
             name = "output.weight"
@@ -162,10 +186,22 @@ def tensors_of(architecture: str, model: nn.Module) -> dict[str, Array]:
     return found
 
 
+def map_of(architecture: str) -> gguf.MODEL_ARCH:
+    """gguf-py's number of an architecture."""
+    written = "llama" if architecture == "mistral" else _WRITTEN.get(architecture, architecture)
+    return gguf.MODEL_ARCH[written.upper().replace("-", "_")]
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a checkpoint of the model holds."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {n: v for n, v in model.state_dict().items() if n not in parameters}
+
+
 def _convert(architecture: str, name: str, array: Array, config: Any) -> Array:
-    if architecture in ("llama", "mistral") and ".attn_q." in name:
+    if architecture in ("llama", "mistral", "mixtral") and ".attn_q." in name:
         return _interleave(array, config.num_attention_heads)
-    if architecture in ("llama", "mistral") and ".attn_k." in name:
+    if architecture in ("llama", "mistral", "mixtral") and ".attn_k." in name:
         return _interleave(array, config.num_key_value_heads)
     if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
@@ -212,7 +248,10 @@ def metadata_of(architecture: str, config: Any) -> dict[str, Any]:
         keys["final_logit_softcapping"] = config.final_logit_softcapping
     if architecture == "phi3":
         keys["rope.scaling.original_context_length"] = config.max_position_embeddings
-    named = {f"{architecture}.{key}": value for key, value in keys.items()}
+    if architecture in gguf_mixtures.CONFIGS:
+        keys |= gguf_mixtures.metadata(architecture, config)
+    prefix = _WRITTEN.get(architecture, architecture)
+    named = {f"{prefix}.{key}": value for key, value in keys.items()}
     named |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     return named
 

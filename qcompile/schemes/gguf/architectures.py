@@ -1,168 +1,51 @@
 """What qcompile knows of each model architecture in GGUF files, as lists.
 
-Comes in: the architecture a file names. Goes out: names of its tensors and of the model's modules,
+Comes in: what a file says of itself. Goes out: names of its tensors and of the model's modules,
 what the converter changed, and where the configuration's values are.
-Always holds: an entry is data; adding an architecture is adding an entry. Sources: gguf-py's tensor
-map for names, llama.cpp's converter for transforms, llama.cpp's loader for defaults.
+Always holds: an entry is data; adding an architecture is adding an entry. The words are those of
+``entries``; mixtures of experts are in ``mixtures``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from qcompile.errors import SchemeError, nearest
-from qcompile.schemes.gguf.transforms import AddToFloat, PermuteRows, Transform
-
-Kind = Literal["linear", "embedding", "norm"]
-RopeStyle = Literal["plain", "local_global", "long"]
-
-
-@dataclass(frozen=True)
-class Stem:
-    """One module and its tensors ``<tensor>.weight`` and, where it has one, ``<tensor>.bias``.
-
-    Attributes:
-        tensor: name in the file; of a layer's tensors, the part after ``blk.N.``.
-        module: path in the model; of a layer's modules, the part after ``model.layers.N.``.
-        kind: what the module does.
-        bias: a value of the configuration that switches its bias on, ``always`` or None.
-    """
-
-    tensor: str
-    module: str
-    kind: Kind = "linear"
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of the configuration and the metadata key that holds it.
-
-    Attributes:
-        config: name in the Hugging Face configuration.
-        key: metadata key after the architecture's prefix.
-        type: ``int`` or ``float``.
-        default: used when the file has no such key; None makes the key required.
-        why: where the default comes from.
-        off: the stored number that stands for None, if any.
-    """
-
-    config: str
-    key: str
-    type: Literal["int", "float"] = "int"
-    default: float | None = None
-    why: str = ""
-    off: float | None = None
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """An architecture.
-
-    Attributes:
-        name: value of ``general.architecture``.
-        model_type: Hugging Face's name for the configuration class.
-        layer: modules of one layer.
-        transforms: what the converter did.
-        values: values beyond those that every architecture has (``VALUES``).
-        rope: how rotary embeddings are described.
-        biases: values that say whether linears have a bias, and the tensor that tells.
-        sliding_every: every how many layers attention is global instead of sliding, where the
-            file does not say; None when all layers are alike.
-        wide_layers: number of layers of the one size whose attention scale is
-            ``hidden_size / heads`` instead of ``head_dim``. Source: llama.cpp's loader.
-    """
-
-    name: str
-    model_type: str
-    layer: tuple[Stem, ...]
-    transforms: tuple[Transform, ...] = ()
-    values: tuple[Value, ...] = ()
-    rope: RopeStyle = "plain"
-    biases: tuple[tuple[str, str], ...] = ()
-    sliding_every: int | None = None
-    wide_layers: int | None = None
-
-
-EMBEDDING = Stem("token_embd", "model.embed_tokens", "embedding")
-OUTPUT = Stem("output", "lm_head")
-GLOBAL = (EMBEDDING, Stem("output_norm", "model.norm", "norm"), OUTPUT)
-
-# Tensors that describe the rotary embedding; they become part of the configuration.
-ROPE_FREQS, ROPE_LONG, ROPE_SHORT = (
-    "rope_freqs.weight",
-    "rope_factors_long.weight",
-    "rope_factors_short.weight",
+from qcompile.schemes.gguf.entries import (
+    ATTENTION_BIAS,
+    HEAD_NORMS,
+    INTERLEAVED,
+    NORMS,
+    Architecture,
+    Stem,
+    Value,
+    attention,
+    gated,
 )
-HELPERS = {"plain": (ROPE_FREQS,), "local_global": (), "long": (ROPE_LONG, ROPE_SHORT)}
-# Tensors of a layer without a parameter, with the reason.
-IGNORED_IN_LAYER = {
-    "attn_rot_embd": "old files store the rotary frequencies, which follow from rope.freq_base",
-}
+from qcompile.schemes.gguf.keys import Keys
+from qcompile.schemes.gguf.mixtures import MIXTURES, SIGMOID
+from qcompile.schemes.gguf.transforms import AddToFloat
 
-VALUES = (
-    Value("hidden_size", "embedding_length"),
-    Value("intermediate_size", "feed_forward_length"),
-    Value("num_hidden_layers", "block_count"),
-    Value("num_attention_heads", "attention.head_count"),
-    Value("rms_norm_eps", "attention.layer_norm_rms_epsilon", "float"),
-    Value("max_position_embeddings", "context_length"),
-)
-
-
-def _attention(bias: str | None = None, output_bias: str | None = None) -> tuple[Stem, ...]:
-    return (
-        Stem("attn_q", "self_attn.q_proj", bias=bias),
-        Stem("attn_k", "self_attn.k_proj", bias=bias),
-        Stem("attn_v", "self_attn.v_proj", bias=bias),
-        Stem("attn_output", "self_attn.o_proj", bias=output_bias),
-    )
-
-
-def _gated(bias: str | None = None) -> tuple[Stem, ...]:
-    return (
-        Stem("ffn_gate", "mlp.gate_proj", bias=bias),
-        Stem("ffn_up", "mlp.up_proj", bias=bias),
-        Stem("ffn_down", "mlp.down_proj", bias=bias),
-    )
-
-
-_NORMS = (
-    Stem("attn_norm", "input_layernorm", "norm"),
-    Stem("ffn_norm", "post_attention_layernorm", "norm"),
-)
 _SANDWICH_NORMS = (
     Stem("attn_norm", "input_layernorm", "norm"),
     Stem("post_attention_norm", "post_attention_layernorm", "norm"),
     Stem("ffn_norm", "pre_feedforward_layernorm", "norm"),
     Stem("post_ffw_norm", "post_feedforward_layernorm", "norm"),
 )
-_HEAD_NORMS = (
-    Stem("attn_q_norm", "self_attn.q_norm", "norm"),
-    Stem("attn_k_norm", "self_attn.k_norm", "norm"),
-)
-_INTERLEAVED = (
-    PermuteRows("attn_q", heads="num_attention_heads"),
-    PermuteRows("attn_k", heads="num_key_value_heads"),
-)
 # Gemma's norms multiply by 1 + weight; converters store 1 + weight.
 _ONE_PLUS = (AddToFloat("norm", -1.0),)
-_ATTENTION_BIAS = ("attention_bias", "blk.0.attn_q.bias")
 
 ARCHITECTURES = (
     Architecture(
         "llama",
         "llama",
-        (*_NORMS, *_attention("attention_bias", "attention_bias"), *_gated("mlp_bias")),
-        transforms=_INTERLEAVED,
-        biases=(_ATTENTION_BIAS, ("mlp_bias", "blk.0.ffn_down.bias")),
+        (*NORMS, *attention("attention_bias", "attention_bias"), *gated("mlp_bias")),
+        transforms=INTERLEAVED,
+        biases=(ATTENTION_BIAS, ("mlp_bias", "blk.0.ffn_down.bias")),
     ),
     Architecture(
         "mistral",
         "mistral",
-        (*_NORMS, *_attention(), *_gated()),
-        transforms=_INTERLEAVED,
+        (*NORMS, *attention(), *gated()),
+        transforms=INTERLEAVED,
         values=(
             Value(
                 "sliding_window",
@@ -173,17 +56,17 @@ ARCHITECTURES = (
             ),
         ),
     ),
-    Architecture("qwen2", "qwen2", (*_NORMS, *_attention("always"), *_gated())),
+    Architecture("qwen2", "qwen2", (*NORMS, *attention("always"), *gated())),
     Architecture(
         "qwen3",
         "qwen3",
-        (*_NORMS, *_HEAD_NORMS, *_attention("attention_bias", "attention_bias"), *_gated()),
-        biases=(_ATTENTION_BIAS,),
+        (*NORMS, *HEAD_NORMS, *attention("attention_bias", "attention_bias"), *gated()),
+        biases=(ATTENTION_BIAS,),
     ),
     Architecture(
         "gemma2",
         "gemma2",
-        (*_SANDWICH_NORMS, *_attention(), *_gated()),
+        (*_SANDWICH_NORMS, *attention(), *gated()),
         transforms=_ONE_PLUS,
         values=(
             Value(
@@ -215,7 +98,7 @@ ARCHITECTURES = (
     Architecture(
         "gemma3",
         "gemma3_text",
-        (*_SANDWICH_NORMS, *_HEAD_NORMS, *_attention(), *_gated()),
+        (*_SANDWICH_NORMS, *HEAD_NORMS, *attention(), *gated()),
         transforms=_ONE_PLUS,
         values=(
             Value("sliding_window", "attention.sliding_window"),
@@ -244,7 +127,7 @@ ARCHITECTURES = (
         "phi3",
         "phi3",
         (
-            *_NORMS,
+            *NORMS,
             Stem("attn_qkv", "self_attn.qkv_proj"),
             Stem("attn_output", "self_attn.o_proj"),
             Stem("ffn_up", "mlp.gate_up_proj"),
@@ -261,28 +144,38 @@ ARCHITECTURES = (
         ),
         rope="long",
     ),
+    *MIXTURES,
 )
 KNOWN = {entry.name: entry for entry in ARCHITECTURES}
+# Entries that a file calls otherwise.
+_VARIANTS = {"mixtral": "llama", "deepseek3": "deepseek2"}
 
 
-def architecture_of(name: object, sliding: bool, where: str) -> Architecture:
+def architecture_of(keys: Keys, name: object) -> Architecture:
     """The entry for an architecture.
 
     Args:
+        keys: the file's metadata. A ``llama`` file with experts is a Mixtral model, one with a
+            sliding window for all layers a Mistral model, which is the same but for the window. A
+            ``deepseek2`` file whose router takes a sigmoid is a DeepSeek-V3 model.
         name: value of ``general.architecture``.
-        sliding: whether the file sets a sliding window for all layers. A ``llama`` file that does
-            is a Mistral model, which is the same but for the window.
-        where: the file, for messages.
 
     Raises:
         SchemeError: unknown; lists the known ones.
     """
-    if not isinstance(name, str) or name not in KNOWN:
+    listed = [known for known in KNOWN if known not in _VARIANTS]
+    if not isinstance(name, str) or name not in listed:
         raise SchemeError(
-            where,
+            keys.where,
             f"architecture {name!r} is not supported",
-            f"one of {', '.join(KNOWN)}",
+            f"one of {', '.join(listed)}",
             "use a model of a listed architecture, or pass your own module with parameters named "
-            f"like the file's tensors{nearest(str(name), KNOWN)}",
+            f"like the file's tensors{nearest(str(name), listed)}",
         )
-    return KNOWN["mistral"] if name == "llama" and sliding else KNOWN[name]
+    if name == "llama" and keys.integer("expert_count", 0) > 0:
+        return KNOWN["mixtral"]
+    if name == "llama" and keys.integer("attention.sliding_window", 0) > 0:
+        return KNOWN["mistral"]
+    if name == "deepseek2" and keys.integer("expert_gating_func", 0) == SIGMOID:
+        return KNOWN["deepseek3"]
+    return KNOWN[name]

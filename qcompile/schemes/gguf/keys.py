@@ -23,6 +23,13 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
     "expert_feed_forward_length": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_weights_norm": (False,),
+    "leading_dense_block_count": (0,),
     "attention.sliding_window": (0,),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -81,6 +88,15 @@ class Keys:
         if not 0 <= value < float("inf"):
             raise self.wrong(key, value, "a finite number, not negative")
         return _decimal(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Yes or no."""
+        value = self._uniform(key, self.get(key))
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
 
     def text(self, key: str, default: str) -> str:
         """A text."""

@@ -17,15 +17,17 @@ from collections.abc import Collection, Mapping
 from qcompile.binding import bind
 from qcompile.errors import SchemeError
 from qcompile.layout import Shape
-from qcompile.schemes.gguf.architectures import (
+from qcompile.schemes.gguf.architectures import KNOWN
+from qcompile.schemes.gguf.entries import (
     EMBEDDING,
     GLOBAL,
     HELPERS,
     IGNORED_IN_LAYER,
-    KNOWN,
     OUTPUT,
     Stem,
 )
+from qcompile.schemes.gguf.experts import experts_names, experts_parameters, experts_site
+from qcompile.schemes.gguf.latent import KEYS, VALUES, WHOLE, joined
 from qcompile.schemes.gguf.reader import GGUFFile
 from qcompile.schemes.gguf.transforms import applies
 from qcompile.schemes.gguf.values import Configuration, read_configuration
@@ -96,6 +98,11 @@ def model_sites(file: GGUFFile) -> list[Site]:
     weights = model_weights(file, configuration)
     sites: list[Site] = []
     for module, stem in _modules(configuration):
+        if stem is None:
+            assert configuration.architecture.mixture is not None
+            experts = experts_site(module, configuration.architecture.mixture, weights)
+            sites += [] if experts is None else [experts]
+            continue
         weight = weights.get(f"{module}.weight")
         if weight is None or stem.kind == "norm" or not is_quantized(weight.spec):
             continue
@@ -109,50 +116,115 @@ def model_sites(file: GGUFFile) -> list[Site]:
     return sites
 
 
-def _modules(configuration: Configuration) -> list[tuple[str, Stem]]:
-    """Every module with weights and its path, in the model's order."""
+def _modules(configuration: Configuration) -> list[tuple[str, Stem | None]]:
+    """Every module with weights and its path, in the model's order; None stands for experts."""
     layers = configuration.values["num_hidden_layers"]
     assert isinstance(layers, int)
-    stems = configuration.architecture.layer
-    inner = [(f"model.layers.{n}.{stem.module}", stem) for n in range(layers) for stem in stems]
+    mixture = configuration.architecture.mixture
+    inner: list[tuple[str, Stem | None]] = []
+    for n in range(layers):
+        prefix = f"model.layers.{n}"
+        inner += [(f"{prefix}.{stem.module}", stem) for stem in _stems(configuration, n)]
+        if mixture is not None and not _is_dense(configuration, n):
+            inner.append((f"{prefix}.{mixture.module}", None))
     first, *last = GLOBAL
     return [(first.module, first), *inner, *((stem.module, stem) for stem in last)]
 
 
+def _stems(configuration: Configuration, layer: int) -> list[Stem]:
+    """The modules of a layer, without its experts."""
+    architecture, values = configuration.architecture, configuration.values
+    stems = architecture.layer
+    if architecture.mixture is not None:
+        mixture = architecture.mixture
+        stems += mixture.dense if _is_dense(configuration, layer) else mixture.stems
+    return [
+        stem
+        for stem in stems
+        if (stem.needs is None or values[stem.needs] is not None)
+        and (stem.lacks is None or values[stem.lacks] is None)
+    ]
+
+
+def _is_dense(configuration: Configuration, layer: int) -> bool:
+    """Whether a layer has no experts."""
+    mixture = configuration.architecture.mixture
+    if mixture is None or mixture.leading is None:
+        return mixture is None
+    leading = configuration.values[mixture.leading]
+    assert isinstance(leading, int)
+    return layer < leading
+
+
 def _expected(configuration: Configuration) -> dict[str, None]:
     """Names of the parameters of the Hugging Face model of this configuration."""
+    mixture = configuration.architecture.mixture
     names: dict[str, None] = {}
     for module, stem in _modules(configuration):
-        if stem is OUTPUT and _tied(configuration):
+        if stem is None:
+            assert mixture is not None
+            names |= dict.fromkeys(experts_names(module, mixture))
+        elif stem is OUTPUT and _tied(configuration):
             continue
-        names[f"{module}.weight"] = None
-        if stem.bias == "always" or configuration.values.get(stem.bias or ""):
-            names[f"{module}.bias"] = None
+        elif stem.part is not None:
+            names[module] = None
+        else:
+            names[f"{module}.weight"] = None
+            if stem.bias == "always" or configuration.values.get(stem.bias or ""):
+                names[f"{module}.bias"] = None
     return names
 
 
 def _renamed(file: GGUFFile, configuration: Configuration) -> dict[str, WeightRef]:
     """Every tensor under its parameter's name, or under its own where it has no parameter."""
     architecture = configuration.architecture
-    layer = {stem.tensor: stem for stem in architecture.layer}
     outer = {stem.tensor: stem for stem in GLOBAL}
-    weights: dict[str, WeightRef] = {}
+    weights, used = experts_parameters(file, configuration)
+    if architecture.latent:
+        used |= _add_latent(weights, file, configuration)
     for name in file.tensors:
         match = _NAME.fullmatch(name)
         number, tensor, part = match.groups() if match else (None, "", "")
-        if name in HELPERS[architecture.rope] or (number and tensor in IGNORED_IN_LAYER):
+        ignored = name in HELPERS[architecture.rope] or (number and tensor in IGNORED_IN_LAYER)
+        if ignored or name in used:
             continue
-        stem = (layer if number else outer).get(tensor)
-        weight = file.weight(name)
-        if stem is None:
+        inner = _stems(configuration, int(number)) if number else []
+        known = {stem.tensor: stem for stem in inner} if number else outer
+        stem, weight = known.get(tensor), file.weight(name)
+        if stem is None or stem.part not in (None, part):
             weights[name] = weight
             continue
         for transform in architecture.transforms:
             if applies(transform, tensor):
                 weight = transform.undo(weight, configuration.values)
         prefix = f"model.layers.{int(number)}." if number else ""
-        _add(weights, weight.renamed(f"{prefix}{stem.module}.{part}"))
+        ending = "" if stem.part else f".{part}"
+        _add(weights, weight.renamed(f"{prefix}{stem.module}{ending}"))
     return weights
+
+
+def _add_latent(
+    weights: dict[str, WeightRef], file: GGUFFile, configuration: Configuration
+) -> set[str]:
+    """Add the matrices that files hold in two halves; the names of the halves.
+
+    A file that holds the whole matrix too is read by the whole.
+    """
+    used: set[str] = set()
+    for name in file.tensors:
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] != KEYS:
+            continue
+        prefix = f"blk.{match[1]}"
+        halves = f"{prefix}.{KEYS}.weight", f"{prefix}.{VALUES}.weight"
+        if halves[1] not in file.tensors:
+            continue
+        used |= set(halves)
+        if f"{prefix}.{WHOLE}.weight" not in file.tensors:
+            target = f"model.layers.{int(match[1])}.self_attn.kv_b_proj.weight"
+            keys, values = (file.weight(half) for half in halves)
+            weights[target] = joined(target, keys, values, configuration.values)
+    return used
 
 
 def _add(weights: dict[str, WeightRef], weight: WeightRef) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from qcompile.errors import SchemeError
 from qcompile.hf import FREQUENCY_DIVISORS
-from qcompile.schemes.gguf.architectures import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture
+from qcompile.schemes.gguf.entries import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture
 from qcompile.schemes.gguf.keys import Keys
 from qcompile.schemes.gguf.reader import GGUFFile
 
@@ -38,11 +38,17 @@ def rope_values(
         return {"rope_parameters": _local_global(keys, values)}
     if architecture.rope == "long":
         return _long(file, keys, values)
+    if architecture.rope == "latent":
+        return {"rope_parameters": _latent(keys)}
     _need_full_rotation(keys, values)
+    scaling = _scaling(keys)
+    if architecture.rope == "unrounded" and scaling["rope_type"] == "yarn":
+        # gpt-oss does not round the columns between which YaRN blends; no key says so.
+        scaling["truncate"] = False
     found: dict[str, object] = {
-        "rope_parameters": {"rope_theta": keys.number("rope.freq_base", _THETA), **_scaling(keys)}
+        "rope_parameters": {"rope_theta": keys.number("rope.freq_base", _THETA), **scaling}
     }
-    if ROPE_FREQS in file.tensors:
+    if architecture.rope == "plain" and ROPE_FREQS in file.tensors:
         found[FREQUENCY_DIVISORS] = _factors(file, ROPE_FREQS, _half(values))
     return found
 
@@ -69,21 +75,43 @@ def _scaling(keys: Keys) -> dict[str, object]:
 
 def _yarn(keys: Keys, factor: float, attention: float) -> dict[str, object]:
     """YaRN, https://arxiv.org/abs/2309.00071, as llama.cpp and Hugging Face both compute it."""
-    for key, default in (
-        ("rope.scaling.yarn_ext_factor", 1.0),
-        ("rope.scaling.yarn_attn_factor", 1.0),
-        ("rope.scaling.yarn_log_multiplier", 0.0),
-    ):
-        _need_default(keys, key, keys.number(key, default), default)
+    multiplier = "rope.scaling.yarn_log_multiplier"
+    _need_default(keys, multiplier, keys.number(multiplier, 0.0), 0.0)
+    # llama.cpp multiplies the file's factor with YaRN's own magnitude correction.
+    magnitude = attention * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    return {**_yarn_blend(keys, factor), "attention_factor": magnitude}
+
+
+def _yarn_blend(keys: Keys, factor: float) -> dict[str, object]:
+    """YaRN without its correction of magnitudes."""
+    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        _need_default(keys, key, keys.number(key, 1.0), 1.0)
     return {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
-        # llama.cpp multiplies the file's factor with YaRN's own magnitude correction.
-        "attention_factor": attention * (0.1 * math.log(max(factor, 1.0)) + 1.0),
     }
+
+
+def _latent(keys: Keys) -> dict[str, object]:
+    """DeepSeek: YaRN whose correction of magnitudes is in the attention's scale.
+
+    The converter stores a tenth of the configuration's ``mscale_all_dim``, and llama.cpp takes
+    ``mscale`` for the same number, as it is in the published models. Without the key llama.cpp
+    computes what no Hugging Face model does.
+    """
+    theta = {"rope_theta": keys.number("rope.freq_base", _THETA)}
+    if keys.text("rope.scaling.type", "none") != "yarn":
+        return {**theta, **_scaling(keys)}
+    factor = _positive(keys, "rope.scaling.factor", keys.number("rope.scaling.factor", 0.0))
+    attention, key = keys.number("rope.scaling.attn_factor", 1.0), "rope.scaling.attn_factor"
+    _need_default(keys, key, attention, 1.0)
+    key = "rope.scaling.yarn_log_multiplier"
+    mscale = 10 * _positive(keys, key, keys.number(key))
+    both = {"mscale": mscale, "mscale_all_dim": mscale}
+    return {**theta, **_yarn_blend(keys, factor), **both}
 
 
 def _local_global(keys: Keys, values: Mapping[str, object]) -> dict[str, object]:

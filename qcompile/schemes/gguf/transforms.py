@@ -79,14 +79,36 @@ class AddToFloat:
         return replace(weight, spec=spec, layout="float", read=read)
 
 
-Transform = PermuteRows | AddToFloat
+@dataclass(frozen=True)
+class AsRow:
+    """A matrix of one row was stored as a vector.
+
+    Attributes:
+        stem: the tensor's name in a layer.
+    """
+
+    stem: str
+
+    def undo(self, weight: WeightRef, values: Mapping[str, object]) -> WeightRef:
+        """The vector ``[K]`` as ``[1, K]``; a matrix as it is."""
+        if len(weight.shape) != 1:
+            return weight
+
+        def read(rows: Rows) -> QuantizedTensor:
+            data = weight.load().parts["data"][None][rows]
+            return QuantizedTensor(weight.spec, "float", tuple(data.shape), {"data": data})
+
+        return replace(weight, shape=(1, *weight.shape), read=read)
+
+
+Transform = PermuteRows | AddToFloat | AsRow
 
 
 def applies(transform: Transform, stem: str) -> bool:
     """Whether a transform was applied to the tensors of this name in a layer."""
-    if isinstance(transform, PermuteRows):
-        return stem == transform.stem
-    return stem.endswith(transform.suffix)
+    if isinstance(transform, AddToFloat):
+        return stem.endswith(transform.suffix)
+    return stem == transform.stem
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
 """A model's configuration values, from a file's metadata.
 
 Comes in: an open file. Goes out: Hugging Face's names and values, without importing transformers.
-Always holds: every value is the file's own or a default named in ``architectures.py``; a key that
-may change the computation is used or refused.
+Always holds: every value is the file's own or a default that an entry names; a key that may change
+the computation is used or refused.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qcompile.errors import SchemeError
-from qcompile.schemes.gguf.architectures import (
-    VALUES,
-    Architecture,
-    Value,
-    architecture_of,
-)
+from qcompile.schemes.gguf.architectures import architecture_of
+from qcompile.schemes.gguf.entries import VALUES, Architecture, Value
 from qcompile.schemes.gguf.keys import Keys
+from qcompile.schemes.gguf.latent import latent_values
 from qcompile.schemes.gguf.reader import GGUFFile
 from qcompile.schemes.gguf.rope import rope_values
+from qcompile.schemes.gguf.routing import mixture_values
 
 _TOKENS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
@@ -59,15 +57,18 @@ def read_configuration(file: GGUFFile) -> Configuration:
             a key may change the computation in a way that the Hugging Face model cannot follow.
     """
     name, where = file.metadata.get("general.architecture"), str(file.path)
-    keys = Keys(file.metadata, str(name), where)
-    window = keys.integer("attention.sliding_window", 0)
-    architecture = architecture_of(name, window > 0, where)
+    architecture = architecture_of(Keys(file.metadata, str(name), where), name)
     keys = Keys(file.metadata, str(name), where)
 
-    values: dict[str, object] = {}
+    values: dict[str, object] = dict(architecture.constants)
     for value in (*VALUES, *architecture.values):
         values[value.config] = _read(keys, value)
-    values |= _attention(architecture, keys, values)
+    if architecture.latent:
+        values |= latent_values(keys, values)
+    else:
+        values |= _attention(architecture, keys, values)
+    if architecture.mixture is not None:
+        values |= mixture_values(architecture, keys, values)
     values["vocab_size"] = vocabulary = _vocabulary(file)
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for config, tensor in architecture.biases:
