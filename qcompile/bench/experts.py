@@ -122,7 +122,7 @@ def _peer() -> Call:
     for name, value in (flags | more).items():
         setattr(module, name, value)
     gate = SimpleNamespace(act_fn=nn.functional.silu)
-    module._apply_gate = lambda x: _default_apply_gate(gate, x)
+    object.__setattr__(module, "_apply_gate", lambda x: _default_apply_gate(gate, x))
     return lambda x, ids, shares: grouped_mm_experts_forward(
         module, x.to(torch.bfloat16), ids, shares.to(torch.bfloat16)
     )
