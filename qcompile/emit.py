@@ -30,7 +30,9 @@ def _inductor(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
 
 
 def _eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return graph_module.forward
+    from qcompile.outline import without_graph
+
+    return without_graph(graph_module)
 
 
 EMITTERS: dict[str, Emitter] = {"inductor": _inductor, "eager": _eager}

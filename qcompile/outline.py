@@ -18,14 +18,16 @@ After::
 
 from __future__ import annotations
 
+import functools
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
@@ -58,22 +60,27 @@ def outline(
     mode = _fake_mode(graph_module, inputs)
     if mode is None:
         return compiler(graph_module, inputs)
-    graph_module, constants = _lift_constants(graph_module, mode)
     regions = layer_regions(graph_module.graph)
-    if len(set(regions.values())) < _WORTH_IT or not _can_split(graph_module.graph):
-        fakes = [mode.from_tensor(constant, static_shapes=True) for constant in constants]
-        whole_forward = compiler(graph_module, [*inputs, *fakes])
-        return lambda *given: whole_forward(*given, *constants)
+    if len(set(regions.values())) < _WORTH_IT or not _can_split(graph_module):
+        return _compiled_whole(graph_module, inputs, compiler, mode)
+    # Constants become inputs of the regions: a region that held its own weights could not stand
+    # for another layer.
     whole = split_module(graph_module, graph_module, regions.__getitem__, keep_original_order=True)
     shared: dict[str, Callable[..., Any]] = {}
     calls = [node for node in whole.graph.nodes if node.op == "call_module"]
     for node in calls:
         part = getattr(whole, str(node.target))
         whole.register_module(str(node.target), Region(_compiled(part, compiler, shared, mode)))
-    whole.recompile()
     log("passes", f"emit: {len(calls)} regions, {len(set(map(id, shared.values())))} different")
-    forward = whole.forward
-    return lambda *given: forward(*given, *constants)
+    return without_graph(whole)
+
+
+def without_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """The code of a graph and what it refers to; the graph, with all that tracing knew, can go."""
+    # A plain module writes its code at once; dynamo's may write it when it is called.
+    plain = fx.GraphModule(graph_module, graph_module.graph)
+    known = {**plain._parameters, **plain._buffers, **plain._modules}
+    return functools.partial(type(plain).forward, types.SimpleNamespace(**known))
 
 
 def layer_regions(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -104,12 +111,17 @@ def _layer(node: fx.Node) -> str | None:
     return ""
 
 
-def _can_split(graph: fx.Graph) -> bool:
+def _can_split(graph_module: fx.GraphModule) -> bool:
     """Whether regions can be compiled apart: no nested graphs, no float as a symbol."""
+    graph = graph_module.graph
     values = (node.meta.get("example_value") for node in graph.find_nodes(op="placeholder"))
     floats = any(isinstance(value, torch.SymFloat) for value in values)
     items = any(node.op == "call_method" and node.target == "item" for node in graph.nodes)
-    return not floats and not items and not graph.find_nodes(op="get_attr")
+    nested = any(
+        not isinstance(getattr(graph_module, str(node.target), None), torch.Tensor)
+        for node in graph.find_nodes(op="get_attr")
+    )
+    return not floats and not items and not nested
 
 
 def _fake_mode(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode | None:
@@ -117,17 +129,24 @@ def _fake_mode(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> FakeTenso
     return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)] + list(inputs))
 
 
+def _compiled_whole(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, mode: FakeTensorMode
+) -> Callable[..., Any]:
+    graph_module, constants = _lift_constants(graph_module, mode)
+    fakes = [mode.from_tensor(constant, static_shapes=True) for constant in constants]
+    forward = compiler(graph_module, [*inputs, *fakes])
+    return lambda *given: forward(*given, *constants)
+
+
 def _lift_constants(
     original: fx.GraphModule, mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """A copy in which every constant is a further input; the constants in the inputs' order.
 
-    A region that held its own weights as constants could not stand for another layer. A copy,
-    because dynamo calls the result with the inputs of the original's placeholders.
+    A copy, because dynamo calls the result with the inputs of the original's placeholders.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(original.graph, {}))
-    graph_module = fx.GraphModule(original, graph)
     lifted: dict[str, fx.Node] = {}
     constants: list[torch.Tensor] = []
     inputs = graph.find_nodes(op="placeholder")
@@ -137,14 +156,14 @@ def _lift_constants(
         if not isinstance(getattr(original, name, None), torch.Tensor):
             continue  # a graph of its own, for instance: nothing that a layer could differ in
         if name not in lifted:
-            constants.append(getattr(graph_module, name))
+            constants.append(getattr(original, name))
             with graph.inserting_after(last):  # after None: at the very beginning
                 last = lifted[name] = graph.placeholder(name)
             last.meta["example_value"] = mode.from_tensor(constants[-1], static_shapes=True)
         node.replace_all_uses_with(lifted[name])
         graph.erase_node(node)
-    graph_module.recompile()
-    return graph_module, constants
+    # Only now: making a module writes and compiles the code of its graph, thousands of lines.
+    return fx.GraphModule(original, graph), constants
 
 
 def _compiled(
@@ -158,13 +177,23 @@ def _compiled(
         if key in shared:
             return shared[key]
     guards = _guard_count(mode)
-    values = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
+    values = [_faked(node, mode) for node in part.graph.find_nodes(op="placeholder")]
     # A context of its own: the outer one belongs to the whole graph.
     with tracing(TracingContext(mode)):
         shared[exact] = compiler(part, values)
     if _guard_count(mode) == guards:
         shared[renamed] = shared[exact]
+    for node in part.graph.nodes:
+        node.meta.clear()  # the compiled code keeps its graph, and that keeps the trace
     return shared[exact]
+
+
+def _faked(node: fx.Node, mode: FakeTensorMode) -> Any:
+    """What a placeholder was traced with; a constant has its own value there."""
+    value = node.meta["example_value"]
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        return mode.from_tensor(value, static_shapes=True)
+    return value
 
 
 def _guard_count(mode: FakeTensorMode) -> int:

@@ -59,10 +59,9 @@ def transform_weights(program: Program, session: Session) -> None:
 def emit(program: Program, inputs: dict[fx.Node, Any], session: Session) -> Callable[..., Any]:
     """Hand the lowered graph to the plan's emitter with the inputs that are left."""
     graph_module = program.graph_module
-    graph_module.recompile()
     session.compiles += 1
     left = [inputs[node] for node in graph_module.graph.find_nodes(op="placeholder")]
-    emitted = emitter_of(session.plan.emitter)(graph_module, left)
+    emitted = session.runnable(emitter_of(session.plan.emitter)(graph_module, left))
     for node in graph_module.graph.nodes:
         if node.op != "placeholder":  # dynamo still reads those
             node.meta.clear()  # only compiling needs it, and it holds the trace's memory

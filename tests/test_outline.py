@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from qcompile.outline import fingerprint, outline
+from qcompile.outline import fingerprint, outline, without_graph
 
 Given = tuple[Any, ...]
 
@@ -187,3 +189,20 @@ def test_fingerprints_do_not_see_the_names_of_sizes() -> None:
         made.append(fingerprint(small))
     assert made[0][0] != made[1][0]
     assert made[0][1] == made[1][1]
+
+
+def test_compiled_regions_keep_nothing_of_the_trace() -> None:
+    counter = Counter()
+    run(Stack([Layer() for _ in range(4)]), counter, IDS)
+    assert len(counter.graphs) > 1
+    assert not any(node.meta for graph in counter.graphs for node in graph.graph.nodes)
+
+
+def test_code_runs_without_its_graph() -> None:
+    graph_module = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    graph, x = weakref.ref(graph_module.graph), torch.randn(3, 8)
+    expected, code = graph_module(x), without_graph(graph_module)
+    del graph_module
+    gc.collect()
+    assert graph() is None
+    assert torch.equal(code(x), expected)

@@ -186,8 +186,14 @@ class Metadata(Mapping[str, Value]):
         return len(self._spans)
 
     def forget(self) -> None:
-        """Drop the decoded values; a vocabulary is tens of megabytes of small texts."""
+        """Drop the decoded values and the file's pages they were read from.
+
+        A vocabulary is tens of megabytes of small texts.
+        """
         self._values.clear()
+        data, end = self._cursor.data, max((span.end for span in self._spans.values()), default=0)
+        if end and hasattr(data, "madvise"):
+            data.madvise(mmap.MADV_DONTNEED, 0, end)
 
     def count(self, key: str) -> int | None:
         """Elements of the array under ``key`` without decoding it, None when it is no array."""

@@ -252,3 +252,20 @@ def test_a_large_vocabulary_opens_fast(tmp_path: Path) -> None:
         tokens_found = file.metadata["tokens"]
         assert isinstance(tokens_found, list)
         assert (len(tokens_found), tokens_found[-1]) == (count, "token262143")
+
+
+def test_forgotten_metadata_gives_its_pages_back_and_is_read_again(tmp_path: Path) -> None:
+    strings = b"".join(text(f"token{index}") for index in range(262_144))
+    tokens = key("tokens", ARRAY, struct.pack("<IQ", STRING, 262_144) + strings)
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("needs /proc to count resident pages")
+
+    def mapped() -> int:
+        return int(status.read_text().split("RssFile:")[1].split()[0]) << 10
+
+    with GGUFFile.open(write(tmp_path / "m.gguf", gguf([tokens]))) as file:
+        found, before = file.metadata["tokens"], mapped()
+        file.metadata.forget()
+        assert before - mapped() > len(strings) // 2
+        assert file.metadata["tokens"] == found
