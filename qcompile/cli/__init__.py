@@ -91,7 +91,10 @@ def _generate(commands: argparse._SubParsersAction[Parser]) -> None:
 def _common_generation(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default="cpu", help="cpu, cuda:sm90, npu:910b, ...")
     command.add_argument("--scheme", default="auto", help="the checkpoint's scheme")
-    command.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    command.add_argument("--dtype", default=None, help="float32, bfloat16 or float16")
+    command.add_argument(
+        "--emulate", action="store_true", help="run the device's operators on this CPU"
+    )
     command.add_argument("--tokens", type=int, default=64, help="tokens to generate at most")
     command.add_argument("--emitter", default=None, help="inductor or eager")
     command.add_argument("--verify", action="store_true", help="check every site first")

@@ -78,6 +78,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
         path,
         arguments.device,
         dtype,
+        arguments.emulate,
         verify=arguments.verify,
         scheme=arguments.scheme,
         on_unsupported=arguments.on_unsupported,
@@ -111,7 +112,9 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
     if name not in DTYPES:
         raise OptionError(
             f"--dtype {name}",

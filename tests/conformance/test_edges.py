@@ -46,8 +46,10 @@ def test_gguf_to_panels(name: str) -> None:
 
 
 def test_every_edge_is_tried_here() -> None:
-    tried = {f"gguf.{name}" for name in QUANTIZED} | {"affine", "lookup"}
-    assert {edge.source for edge in edges()} == tried
+    """Those of the folder formats and of other backends have files of their own."""
+    assert {e.source for e in edges() if e.dest == "cpu.panel"} == {"affine", "lookup"}
+    blocks = {e.source for e in edges() if e.source.startswith("gguf.")}
+    assert blocks == {f"gguf.{name}" for name in QUANTIZED}
 
 
 def test_an_edge_is_not_offered_where_it_does_not_fit() -> None:
