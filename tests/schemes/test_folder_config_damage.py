@@ -114,7 +114,6 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("bits", 1),
     ("bits", 9),
     ("bits", 0),
-    ("bits", -4),
     ("bits", "4"),
     ("bits", 4.5),
     ("bits", True),
