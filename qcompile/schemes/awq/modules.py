@@ -24,6 +24,7 @@ from qcompile.schemes.words import unpack_words
 from qcompile.spec import AffineForm, AffineSpec
 from qcompile.weight import Rows, WeightRef
 
+_MIDDLE = 8
 _MARKS = ("qweight", "qzeros")
 _TENSORS = ("qweight", "qzeros", "scales")
 
@@ -118,9 +119,9 @@ class _Parts:
             "qweight": self.tensors["qweight"].part(0, start, stop),
             "scales": self.tensors["scales"].part(0, start, stop)[:, :groups].contiguous(),
         }
-        if not self.rule.sym:
+        if "qzeros" in self.tensors:
             words = self.tensors["qzeros"].part(0, start, stop)
-            parts["zeros"] = unpack_words(words, 4, 1, groups)
+            self._add_zeros(unpack_words(words, 4, 1, groups), parts)
         return QuantizedTensor(self.spec, GEMV, (stop - start, k), parts)
 
     def _gemm(self, start: int, stop: int) -> QuantizedTensor:
@@ -133,9 +134,21 @@ class _Parts:
             "qweight": self.tensors["qweight"].part(1, first, last),
             "scales": self.tensors["scales"].part(1, start, stop),
         }
-        if not self.rule.sym:
-            parts["zeros"] = unpack_rows(self.tensors["qzeros"].part(1, first, last))
+        if "qzeros" in self.tensors:
+            self._add_zeros(unpack_rows(self.tensors["qzeros"].part(1, first, last)), parts)
         return QuantizedTensor(self.spec, GEMM, (stop - start, k), parts)
+
+    def _add_zeros(self, zeros: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+        """Keep the zero points, or check that they are what the settings promise."""
+        if not self.rule.sym:
+            parts["zeros"] = zeros
+        elif not bool((zeros == _MIDDLE).all()):
+            raise SchemeError(
+                self.tensors["qzeros"].source,
+                f"a zero point of {int(zeros[zeros != _MIDDLE][0])} ({self.rule})",
+                f"zero points of {_MIDDLE}, since the settings say there are none",
+                "set zero_point to true if the tensors are right",
+            )
 
 
 def zeros_width(k: int, group: int) -> int:

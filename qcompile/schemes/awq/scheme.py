@@ -106,7 +106,8 @@ def _asymmetric(settings: Settings) -> bool:
 def _version(settings: Settings) -> str:
     """``gemm`` or ``gemv``; tools name it by three different keys."""
     named = [settings.values.get(key) for key in ("version", "checkpoint_format", "format")]
-    found = {str(value).lower() for value in named if value is not None} or {"gemm"}
+    found = {str(value).lower() or "an empty text" for value in named if value is not None}
+    found = found or {"gemm"}
     if len(found) > 1 or not found <= {"gemm", "gemv"}:
         raise SchemeError(
             f"{settings.where}: version",

@@ -74,8 +74,18 @@ class Module:
         n, k = weight.shape
         spec, shared = self._affine(n, k)
 
+        low, high = -(1 << (self.group.bits - 1)), (1 << (self.group.bits - 1)) - 1
+
         def parts(start: int, stop: int) -> dict[str, torch.Tensor]:
-            return {"weight": weight.part(0, start, stop), **shared(start, stop)}
+            codes = weight.part(0, start, stop)
+            if self.group.bits < 8 and codes.numel() and not _between(codes, low, high):
+                raise SchemeError(
+                    weight.source,
+                    f"values from {int(codes.min())} to {int(codes.max())} ({self.group})",
+                    f"values from {low} to {high}",
+                    "check num_bits against the tensors",
+                )
+            return {"weight": codes, **shared(start, stop)}
 
         return spec, "ct.int8", (n, k), parts
 
@@ -131,6 +141,8 @@ class Module:
         group, scales = self._scales(n, k)
         order, index = self._order(k, group)
         form: AffineForm = "symmetric" if self.group.sym else "zero"
+        if self.group.sym and "weight_zero_point" in self.tensors:
+            self._check_no_zeros(n, k, group)
         spec = AffineSpec(self.group.bits, group, form, self._scale.dtype, order)
         zeros = None if self.group.sym else self._zeros(n, k, group)
 
@@ -207,6 +219,21 @@ class Module:
 
         return packed
 
+    def _check_no_zeros(self, n: int, k: int, group: int) -> None:
+        """Old writers store the zero points of symmetric weights: they have to be the middle."""
+        zeros, middle = self._zeros(n, k, group)(0, n), 1 << (self.group.bits - 1)
+        stored = self.tensors["weight_zero_point"]
+        # Packed or not, a stored 0 was written as it is by some of them.
+        plain = stored.load()
+        if bool((zeros == middle).all()) or not bool(plain.any()):
+            return
+        raise SchemeError(
+            stored.source,
+            f"zero points that are not zero ({self.group})",
+            "none, since the settings say symmetric",
+            "set symmetric to false if the tensors are right",
+        )
+
     def _is_padded(self, words: StoredTensor, k: int) -> bool:
         """Whether words hold whole codes only, as releases before 0.20 wrote them."""
         bits, found = self.group.bits, words.shape[1]
@@ -254,3 +281,7 @@ class Module:
                 f"shape {needed} for a weight {weight}, {self.group}",
                 "check the settings of the quantization against the tensors",
             )
+
+
+def _between(codes: torch.Tensor, low: int, high: int) -> bool:
+    return low <= int(codes.min()) and int(codes.max()) <= high
