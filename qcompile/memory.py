@@ -24,6 +24,11 @@ def _library() -> ctypes.CDLL | None:
 def release_freed() -> None:
     """Collect cycles and return freed pages: tracing and unpacking leave many behind."""
     gc.collect()
+    return_pages()
+
+
+def return_pages() -> None:
+    """Return the pages of what was freed; the C library keeps them, in case they are of use."""
     library = _library()
     if library is not None:
         library.malloc_trim(0)

@@ -14,7 +14,7 @@ from torch import fx
 from qcompile.capture import capture_dynamo
 from qcompile.emit import emitter_of
 from qcompile.leftovers import bind_leftovers
-from qcompile.memory import release_freed
+from qcompile.memory import release_freed, return_pages
 from qcompile.observe import dump, log, run_pass
 from qcompile.passes import CANONICALIZE
 from qcompile.passes.lower import Lower
@@ -54,6 +54,7 @@ def transform_weights(program: Program, session: Session) -> None:
     session.backend.prepare()
     entries = session.entries()
     session.pack_all(entries[site.kind, site.weight.name] for site in sites_of(program))
+    return_pages()
 
 
 def emit(program: Program, inputs: dict[fx.Node, Any], session: Session) -> Callable[..., Any]:
