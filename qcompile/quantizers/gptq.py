@@ -73,12 +73,12 @@ def quantize_gptq(
     order = torch.argsort(diagonal, descending=True, stable=True) if act_order else None
     values = weight.detach().float()
     grid = grid_of(spec)
-    groups = _static(values, grid, spec.group, order) if static_groups else None
+    static = _static(values, spec.group, grid, order) if static_groups else None
     if order is not None:
         values, hessian = values[:, order], hessian[order][:, order]
     factor, used = inverse_factor(hessian, damp, name)
-    run = _Run(values.clone(), factor, grid, spec.group, groups)
-    codes, scale, zero = run.quantize()
+    columns = values.t().clone(memory_format=torch.contiguous_format)
+    codes, scale, zero = _Run(columns, factor, grid, spec.group, static).quantize()
     check_scales(name, scale)
     g_idx = None
     if order is not None:
@@ -133,20 +133,7 @@ def _checked_diagonal(hessian: torch.Tensor, name: str) -> torch.Tensor:
     )
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """Scales and zeros ``[N, G]`` fitted beforehand, and the group of each place."""
-
-    scale: torch.Tensor
-    zero: torch.Tensor
-    of: list[int]
-
-
-def _static(values: torch.Tensor, grid: Grid, group: int, order: torch.Tensor | None) -> _Groups:
-    fitted = [grid.fit(piece) for piece in values.split(group, dim=1)]
-    scale, zero = (torch.stack(column, 1) for column in zip(*fitted, strict=True))
-    columns = torch.arange(values.shape[1]) if order is None else order
-    return _Groups(scale, zero, (columns // group).tolist())
+Fit = tuple[torch.Tensor, torch.Tensor]  # scales and zeros of a group, float32 ``[N]``
 
 
 @dataclass
@@ -154,53 +141,54 @@ class _Run:
     """The state of one weight's quantization, its columns in the order of treatment.
 
     Attributes:
-        values: float32 ``[N, K]``, corrected in place.
+        columns: float32 ``[K, N]``: columns lie together, since they are treated one by one;
+            corrected in place.
         factor: upper ``[K, K]``.
         grid: how a group is fitted.
         group: columns of a group.
-        groups: groups fitted beforehand, or None.
+        static: groups fitted beforehand, and the group of each column; None to fit them here.
     """
 
-    values: torch.Tensor
+    columns: torch.Tensor
     factor: torch.Tensor
     grid: Grid
     group: int
-    groups: _Groups | None
+    static: tuple[list[Fit], list[int]] | None
 
     def quantize(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Codes uint8 ``[N, K]``, scales and zeros ``[N, G]``."""
-        rows, columns = self.values.shape
-        count = -(-columns // self.group)
-        codes = torch.empty((rows, columns), dtype=torch.uint8, device=self.values.device)
-        scale, zero = self.values.new_empty((2, rows, count))
-        if self.groups is not None:
-            scale, zero = self.groups.scale, self.groups.zero
-        for start, stop in _blocks(columns, self.group):
-            errors = self._block(start, stop, codes, scale, zero)
-            self.values[:, stop:] -= errors @ self.factor[start:stop, stop:]
-        return codes, scale, zero
+        codes = torch.empty_like(self.columns, dtype=torch.uint8)
+        fits: list[Fit] = [] if self.static is None else self.static[0]
+        for start, stop in _blocks(len(self.columns), self.group):
+            errors = self._block(start, stop, codes, fits)
+            ahead = self.factor[start:stop, stop:]
+            self.columns[stop:].addmm_(ahead.t(), errors, alpha=-1)
+        scale, zero = (torch.stack(column, 1) for column in zip(*fits, strict=True))
+        return codes.t().contiguous(), scale, zero
 
-    def _block(
-        self, start: int, stop: int, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
-    ) -> torch.Tensor:
-        """Quantize the columns of a block; their errors ``[N, stop - start]``."""
-        errors = self.values.new_empty((len(self.values), stop - start))
+    def _block(self, start: int, stop: int, codes: torch.Tensor, fits: list[Fit]) -> torch.Tensor:
+        """Quantize the columns of a block; their errors ``[stop - start, N]``."""
+        errors = torch.empty_like(self.columns[start:stop])
+        diagonal = self.factor.diagonal()[start:stop].tolist()
         for column in range(start, stop):
-            place = column // self.group
-            if self.groups is not None:
-                place = self.groups.of[column]
-            elif column % self.group == 0:
-                run = self.values[:, column : column + self.group]
-                scale[:, place], zero[:, place] = self.grid.fit(run)
-            values = self.values[:, column]
-            code = self.grid.encode(values, scale[:, place], zero[:, place])
-            codes[:, column] = code
-            error = (values - (code - zero[:, place]) * scale[:, place]) / self.factor[
-                column, column
-            ]
-            self.values[:, column:stop] -= error[:, None] * self.factor[column, column:stop]
-            errors[:, column - start] = error
+            if self.static is None and column % self.group == 0:
+                fits.append(self.grid.fit(self.columns[column : column + self.group].t()))
+            scale, zero = fits[-1 if self.static is None else self.static[1][column]]
+            values, place = self.columns[column], column - start
+            code = self.grid.encode(values, scale, zero)
+            codes[column] = code
+            torch.div(values - (code - zero) * scale, diagonal[place], out=errors[place])
+            ahead = self.factor[column, column + 1 : stop]
+            self.columns[column + 1 : stop].addr_(ahead, errors[place], alpha=-1)
         return errors
+
+
+def _static(
+    values: torch.Tensor, group: int, grid: Grid, order: torch.Tensor | None
+) -> tuple[list[Fit], list[int]]:
+    """Groups fitted to a weight ``[N, K]`` as it is, and the group of each column to come."""
+    places = torch.arange(values.shape[1]) if order is None else order
+    return [grid.fit(piece) for piece in values.split(group, dim=1)], (places // group).tolist()
 
 
 def _blocks(columns: int, group: int) -> Iterator[tuple[int, int]]:

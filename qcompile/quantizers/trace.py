@@ -61,6 +61,10 @@ class _Watch:
         # A store of keys and values would be filled once by every pass over the layer.
         if any(hasattr(value, "update") for value in arguments):
             self.chained = False
+        # A second result of one layer that goes into the next would not be its own batch's.
+        others = self.output[1:] if isinstance(self.output, (tuple, list)) else ()
+        if any(value is other for value in arguments for other in others if other is not None):
+            self.chained = False
         self.layers.append(index)
 
     def leave(self, output: Any) -> None:
