@@ -7,13 +7,14 @@ still unbound raises instead of computing with garbage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from qcompile.buffers import buffer_values
 from qcompile.errors import SchemeError
 from qcompile.experts import ExpertsModule, experts_modules
 from qcompile.experts_layout import experts_weight
@@ -75,11 +76,12 @@ def install_weights(
 
     Args:
         model: changed in place; tied parameters stay tied.
-        catalogue: weights by canonical parameter name.
+        catalogue: weights by canonical parameter name, and by buffer.
         dtype: dtype of the float parameters, or None to keep each parameter's.
         device: where parameters and buffers go, or None to leave them on the CPU.
     """
-    _check_buffers(model)
+    buffers = buffer_values(model, catalogue)
+    _check_buffers(model, buffers)
     names: dict[int, list[str]] = {}
     for name, named in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(named), []).append(name)
@@ -93,13 +95,14 @@ def install_weights(
         weight = catalogue[known[0]] if known else None
         bound[id(parameter)] = _bind(parameter, weight, dtype, fake, device)
     # Nothing below fails, so that a failing call leaves the module as it was.
-    for module in model.modules():
+    for path, module in model.named_modules():
         for key, held in module._parameters.items():
             if held is not None:
                 module._parameters[key] = bound[id(held)]
         for key, buffer in module._buffers.items():
-            if buffer is not None and device is not None:
-                module._buffers[key] = buffer.to(device)
+            if buffer is not None:
+                filled = buffers.get(f"{path}.{key}" if path else key, buffer)
+                module._buffers[key] = filled.to(device) if device is not None else filled
 
 
 def _bind(
@@ -148,8 +151,8 @@ def _other_way_round(weight: WeightRef, parameter: nn.Parameter) -> SchemeError:
     )
 
 
-def _check_buffers(model: nn.Module) -> None:
-    left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+def _check_buffers(model: nn.Module, filled: Collection[str]) -> None:
+    left = [n for n, buffer in model.named_buffers() if buffer.is_meta and n not in filled]
     if left:
         raise SchemeError(
             type(model).__name__,

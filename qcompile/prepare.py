@@ -16,6 +16,7 @@ from torch import nn
 from qcompile import backends
 from qcompile.backends import Backend, Emulates, default_dtype, kernels_for
 from qcompile.binding import check_identity
+from qcompile.buffers import held_buffers
 from qcompile.capture import parameter_names
 from qcompile.emit import emitter_of
 from qcompile.errors import OptionError
@@ -66,6 +67,8 @@ def session_for(
     said = _emulation(backend, target, emulate)
     opened = opened_checkpoint(checkpoint, scheme)
     catalogue = catalogue_of(opened, model, keep, in_place)
+    if bind_floats:
+        _refuse_buffers(model, catalogue)
     floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     if in_place:
         floats = opened.floats()
@@ -165,16 +168,31 @@ def make_plan(
 def catalogue_of(
     opened: Checkpoint, model: nn.Module, keep: Iterable[str] = (), in_place: bool = False
 ) -> Mapping[str, WeightRef]:
-    """Weights by canonical parameter name; see ``session_for`` for the arguments."""
+    """Weights by canonical parameter name, and by buffer; for the arguments see ``session_for``."""
     shapes = shapes_of(model)
     kept = kept_names(model, shapes, keep)
+    buffers: dict[str, WeightRef] = {}
     if in_place:
         kept = [name for name in shapes if name not in opened.tensors]
     else:
-        kept = [*kept, *_copies(model, opened.tensors)]
+        buffers = held_buffers(opened, model)
+        kept = [*kept, *_copies(model, opened.tensors), *buffers]
     catalogue = opened.catalogue(_without_aliases(model, shapes, opened.tensors), kept)
     check_identity(model, catalogue, str(opened.path), kept)
-    return catalogue
+    return {**catalogue, **buffers}
+
+
+def _refuse_buffers(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> None:
+    """Raise where the module's own buffers would be used instead of the checkpoint's."""
+    parameters = shapes_of(model)
+    held = [name for name in catalogue if name not in parameters]
+    if held:
+        raise OptionError(
+            'torch.compile(backend="qcompile")',
+            f"the checkpoint holds the buffer {held[0]}, which a graph cannot fill",
+            "a checkpoint of parameters",
+            "use qcompile.optimize(module, ...)",
+        )
 
 
 def _without_aliases(

@@ -15,8 +15,9 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from support import gguf_mixtures
 from torch import nn
+
+from support import gguf_mixtures
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

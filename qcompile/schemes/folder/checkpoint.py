@@ -135,6 +135,10 @@ class FolderCheckpoint:
                 self._dropped.append(name)
         return bind(wanted, given, str(self.path))
 
+    def buffers(self, names: Collection[str]) -> Mapping[str, WeightRef]:
+        """Weights for those of some buffers, by the model's names, that the folder holds."""
+        return {name: self.tensors[name] for name in names if name in self.tensors}
+
     def _means_nothing(self, name: str, wanted: Collection[str]) -> bool:
         """Whether a tensor without a parameter changes nothing.
 

@@ -74,6 +74,15 @@ def catalogue(
     return bind(wanted, {n: w for n, w in weights.items() if n not in kept}, where, aliases)
 
 
+def buffers(file: GGUFFile, names: Collection[str]) -> dict[str, WeightRef]:
+    """Weights for those of some buffers that a file holds, by the model's names or the file's."""
+    found = {name: file.weight(name) for name in names if name in file.tensors}
+    if file.metadata.get("general.architecture") in KNOWN:
+        weights = _renamed(file, read_configuration(file))
+        found |= {name: weights[name] for name in names if name in weights}
+    return found
+
+
 def model_weights(
     file: GGUFFile, configuration: Configuration | None = None
 ) -> dict[str, WeightRef]:

@@ -18,7 +18,7 @@ from torch import nn
 from qcompile.layout import Shape
 from qcompile.schemes.gguf import edges as _edges  # noqa: F401 - registers the edges
 from qcompile.schemes.gguf.architectures import KNOWN
-from qcompile.schemes.gguf.model import catalogue, model_sites, model_weights
+from qcompile.schemes.gguf.model import buffers, catalogue, model_sites, model_weights
 from qcompile.schemes.gguf.reader import GGUFFile
 from qcompile.schemes.gguf.values import read_configuration
 from qcompile.site import Site
@@ -70,6 +70,10 @@ class GGUFCheckpoint:
     ) -> Mapping[str, WeightRef]:
         """Weights by the model's parameter names, each bound exactly once."""
         return catalogue(self.file, parameters, kept)
+
+    def buffers(self, names: Collection[str]) -> Mapping[str, WeightRef]:
+        """Weights for those of some buffers, by the model's names, that the file holds."""
+        return buffers(self.file, names)
 
     def build(self, dtype: torch.dtype) -> tuple[nn.Module, object]:
         """The Hugging Face model on the meta device and its tokenizer."""
