@@ -168,16 +168,20 @@ class Plan:
             *([f"  activations {weight.activations}"] if weight.activations else []),
         ]
         for verdict in entry.verdicts:
-            chosen = entry.kernel is not None and verdict.kernel == entry.kernel.name
+            # The verdicts are on the stored weight, which a requantized entry does not run on.
+            taken = None if entry.requantized else entry.kernel
+            chosen = taken is not None and verdict.kernel == taken.name
             state = "refused" if verdict.cost is None else f"cost {verdict.cost:.3g}"
             lines.append(f"  [{'x' if chosen else ' '}] {verdict.kernel}  {state}  {verdict.text}")
         if not entry.verdicts:
             lines.append(f"  the backend {self.target.kind} has no kernel yet")
         if entry.dequantize:
             lines.append(f"  dequantized by policy: {entry.float_bytes:,} bytes of floats")
-        if entry.requantized:
-            found = "measured when packed" if entry.error is None else f"{entry.error:.1e} of it"
-            lines.append(f"  requantized by policy: relative L2 error of the weight {found}")
+        if entry.requantized and entry.kernel is not None:
+            found = "measured when packed" if entry.error is None else f"{entry.error:.1e}"
+            lines.append(
+                f"  requantized by policy for {entry.kernel.name}: relative L2 error {found}"
+            )
         if entry.route is not None:
             lines += [f"  edge {name}: {loss or 'exact'}" for name, loss in _steps(entry.route)]
             lines.append(

@@ -84,7 +84,8 @@ def _check(operator: str, reason: str | None) -> None:
 def _unknown(operator: str, given: dict[str, object]) -> None:
     """Arguments that no kernel of ours passes are not emulated."""
     for name, value in given.items():
-        _check(operator, f"{name} is not emulated" if value not in (None, 0) else None)
+        unset = value is None or (isinstance(value, (int, float)) and value == 0)
+        _check(operator, None if unset else f"{name} is not emulated")
 
 
 def _judged(x: torch.Tensor, dtype: torch.dtype, mode: Mode) -> torch.Tensor:
