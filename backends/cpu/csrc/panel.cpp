@@ -7,18 +7,49 @@
 
 namespace qc {
 
+namespace {
+
+float float_of(uint32_t bits) {
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+uint32_t bits_of(float value) {
+  uint32_t out;
+  std::memcpy(&out, &value, 4);
+  return out;
+}
+
+// A half has 1 sign bit, 5 bits of an exponent that is 15 too large, 10 bits of fraction.
+// In integers, because compilers before g++ 12 have no type for it on x86.
+float half_to_float(uint16_t half) {
+  uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u;
+  if (exponent == 31) return float_of(sign | 0x7f800000u | fraction << 13);
+  if (exponent) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+  float small = static_cast<float>(fraction) * 0x1p-24f;
+  return sign ? -small : small;
+}
+
+// Rounds to nearest, ties to even.
+uint16_t float_to_half(float value) {
+  uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (size >> 13 & 1023u));
+  if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more
+  if (size < 0x38800000u) {  // below 2**-14: multiples of 2**-24, the unit of floats from 0.5 to 1
+    uint32_t multiple = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+    return static_cast<uint16_t>(sign | multiple);
+  }
+  size += 0xfffu + (size >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((size - 0x38000000u) >> 13));
+}
+
+}  // namespace
+
 float to_float(const void* from, int64_t at, Number type) {
   if (type == F32) return static_cast<const float*>(from)[at];
   uint16_t bits = static_cast<const uint16_t*>(from)[at];
-  if (type == BF16) {
-    uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float out;
-    std::memcpy(&out, &wide, 4);
-    return out;
-  }
-  _Float16 half;
-  std::memcpy(&half, &bits, 2);
-  return static_cast<float>(half);
+  return type == BF16 ? float_of(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
 }
 
 void from_float(void* to, int64_t at, Number type, float value) {
@@ -28,11 +59,9 @@ void from_float(void* to, int64_t at, Number type, float value) {
   }
   uint16_t bits;
   if (type == F16) {
-    _Float16 half = static_cast<_Float16>(value);
-    std::memcpy(&bits, &half, 2);
+    bits = float_to_half(value);
   } else {
-    uint32_t wide;
-    std::memcpy(&wide, &value, 4);
+    uint32_t wide = bits_of(value);
     // Round to nearest even; a NaN must not round to infinity.
     if (value != value) wide |= 0x00400000u;
     else wide += 0x7fffu + ((wide >> 16) & 1u);
