@@ -299,7 +299,7 @@ def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> Non
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         run, settings = compiled()
-        with torch.no_grad(), settings(), _own_errors():
+        with torch.no_grad(), settings(), _own_errors(type(model).__name__):
             return run(*args, **kwargs)
 
     model.forward = forward
@@ -308,14 +308,19 @@ def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> Non
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
-    """Let an error of ours through as it is, not wrapped into one of dynamo's."""
+def _own_errors(model: str) -> Iterator[None]:
+    """Tell what cannot be traced as our error, and let ours through without dynamo's around it."""
     try:
         yield
     except QCompileError:
         raise
     except Exception as failure:
+        from qcompile.dynamo import as_capture_error
+
         inner = getattr(failure, "inner_exception", None)
         if isinstance(inner, QCompileError):
             raise inner from None
+        refused = as_capture_error(failure, model)
+        if refused is not None:
+            raise refused from failure
         raise

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo import config
+from torch._dynamo import config, exc
 from torch._dynamo.guards import GuardBuilder, install_guard
 
 from qcompile.errors import CaptureError, OptionError, nearest
@@ -60,6 +60,22 @@ def _skip_guard_timing() -> None:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     InstructionTranslator.current_tx().output.skip_guards_check = True
+
+
+def as_capture_error(failure: Exception, model: str) -> CaptureError | None:
+    """What dynamo could not trace, told as our errors are; None for a failure of another kind."""
+    if not isinstance(failure, (exc.Unsupported, exc.UserError)):
+        return None
+    stack = getattr(failure, "real_stack", None)
+    place = f"{stack[-1].filename}:{stack[-1].lineno} in {stack[-1].name}" if stack else model
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return CaptureError(
+        place,
+        lines[0],
+        f"a forward of {model} that can be traced as one graph",
+        "rewrite that line, or call optimize(..., fullgraph=False) to run it between graphs",
+        reasons=[line for line in lines[1:] if line.startswith(("Explanation:", "Hint:"))],
+    )
 
 
 def guard_identity(node: fx.Node) -> None:

@@ -11,7 +11,7 @@ from support.small import exact_copy, write_module
 from torch import nn
 
 import qcompile
-from qcompile.errors import OptionError, SchemeError
+from qcompile.errors import CaptureError, OptionError, SchemeError
 
 
 class Block(nn.Module):
@@ -161,3 +161,38 @@ def test_compiling_does_not_time_guards(file: Path, monkeypatch: pytest.MonkeyPa
     assert model(torch.randn(3, 64)).shape == (3, 64)
     with pytest.raises(Exception, match="guards are timed"):  # the contract: dynamo itself does
         torch.compile(nn.Linear(3, 3), backend="eager")(torch.randn(2, 3))
+
+
+class Branching(Block):
+    """Chooses by a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.proj(x)
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Opaque(Block):
+    """Calls what cannot be traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Branching, Opaque])
+def test_what_cannot_be_traced_is_named(tmp_path: Path, kind: type[Block]) -> None:
+    torch._dynamo.reset()
+    path = write_module(tmp_path / "m.gguf", kind(), {}, "Q8_0")
+    model: Any = qcompile.optimize(kind(), checkpoint=path, emitter="eager")
+    with pytest.raises(CaptureError) as caught:
+        model(torch.randn(3, 64))
+    error = caught.value
+    assert "test_dynamo.py:" in error.where
+    assert "in forward" in error.where
+    assert kind.__name__ in error.needed
+    assert error.reasons
+    whole: Any = qcompile.optimize(kind(), checkpoint=path, emitter="eager", fullgraph=False)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(whole(x), exact_copy(path, kind())(x), rtol=1e-5, atol=1e-5)
