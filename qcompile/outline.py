@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
 from qcompile.observe import log
+from qcompile.program import without_root
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -105,7 +106,8 @@ def _layer(node: fx.Node) -> str | None:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return None
-    for path, _ in stack.values():
+    for name, _ in stack.values():
+        path = without_root(name)
         if found := _LAYER.search(path):
             return str(path[: found.end()])
     return ""

@@ -129,6 +129,15 @@ def weight_name(node: fx.Node) -> str:
     return str(node.meta.get("qc_weight", ""))
 
 
+def without_root(path: str) -> str:
+    """A path of a module stack without dynamo's name for the traced module.
+
+    >>> without_root("L['args'][0].model.layers[3]")
+    '.model.layers[3]'
+    """
+    return _ROOT.sub("", path)
+
+
 def site_name(node: fx.Node, fallback: str) -> str:
     """Path of the innermost module that a node was traced in, or ``fallback``.
 
@@ -138,7 +147,7 @@ def site_name(node: fx.Node, fallback: str) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return fallback
-    path = _ROOT.sub("", str(next(reversed(stack.values()))[0]))
+    path = without_root(str(next(reversed(stack.values()))[0]))
     for old, new in (("._modules", ""), ("['", "."), ("']", "")):
         path = path.replace(old, new)
     path = path.replace("[", ".").replace("]", "").strip(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -206,3 +207,21 @@ def test_code_runs_without_its_graph() -> None:
     gc.collect()
     assert graph() is None
     assert torch.equal(code(x), expected)
+
+
+def test_a_decorated_forward_is_outlined_too() -> None:
+    """Below a decorator dynamo calls the model ``args[0]``, which is no layer."""
+
+    class Decorated(Stack):
+        def forward(self, *args: Any) -> torch.Tensor:
+            return Stack.forward(self, *args)
+
+    def decorated(*args: Any) -> torch.Tensor:
+        out: torch.Tensor = Decorated.forward(*args)
+        return out
+
+    counter = Counter()
+    model = Decorated([Layer() for _ in range(4)])
+    model.forward = functools.partial(decorated, model)  # type: ignore[method-assign]
+    run(model, counter, IDS)
+    assert len(counter.graphs) == 3
