@@ -193,8 +193,8 @@ def test_files_that_are_none(
 
 def test_a_folder_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing in it" in fails(capsys, "inspect", tmp_path)
-    (tmp_path / "weights.bin").write_bytes(b"1")
-    assert "weights.bin" in fails(capsys, "plan", tmp_path)
+    (tmp_path / "weights.txt").write_bytes(b"1")
+    assert "weights.txt" in fails(capsys, "plan", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFix
         (("plan", FILE, "--explain", "blk.0.atn_q.weight"), "did you mean 'blk.0.attn_q.weight'"),
         (("plan", FILE, "--bogus"), "--bogus"),
         (("plan",), "file"),
-        (("inspect", FILE, "--scheme", "x"), "one of auto, gguf"),
+        (("inspect", FILE, "--scheme", "x"), "one of auto, auto_round, awq"),
         (("plann", FILE), "plann"),
         ((), "COMMAND"),
         (("generate", FILE), "--prompt"),
