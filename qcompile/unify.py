@@ -53,7 +53,8 @@ def _as(weight: WeightRef, target: AffineSpec) -> WeightRef:
     assert isinstance(spec, AffineSpec)
     assert route is not None
     bits, group, symmetric = spec.bits, spec.group, spec.form == "symmetric"
-    shift = (1 << (target.bits - 1)) - (1 << (bits - 1)) if target.form == "symmetric" else 0
+    # Around the middle of the wider field kernels keep sums of codes small.
+    shift = (1 << (target.bits - 1)) - (1 << (bits - 1))
 
     def read(rows: Rows) -> QuantizedTensor:
         plain = route.apply(weight.read(rows))
@@ -68,7 +69,8 @@ def _as(weight: WeightRef, target: AffineSpec) -> WeightRef:
         }
         if target.form == "zero":
             middle = torch.full(plain.parts["scale"].shape, 1 << (bits - 1), dtype=torch.int32)
-            parts["zero"] = spread(middle if symmetric else plain.parts["zero"]).contiguous()
+            zero = middle if symmetric else plain.parts["zero"]
+            parts["zero"] = spread(zero + shift).contiguous()
         return QuantizedTensor(target, "affine", (n, k), parts)
 
     facts = f"{weight.facts}; held as {target} beside experts of other widths".lstrip("; ")

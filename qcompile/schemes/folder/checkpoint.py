@@ -55,6 +55,10 @@ class FolderCheckpoint:
     remarks: tuple[str, ...] = ()
     _dropped: list[str] = field(default_factory=list)
 
+    @property
+    def _model_type(self) -> object:
+        return model_config(self.path).get("model_type")
+
     @cached_property
     def tensors(self) -> Mapping[str, WeightRef]:
         """Every weight under the folder's own names."""
@@ -103,7 +107,7 @@ class FolderCheckpoint:
     def sites(self) -> list[Site]:
         """The sites of the quantized weights: lookups by the usual names, linears otherwise."""
         sites: list[Site] = []
-        experts = experts_sites(self.tensors)
+        experts = experts_sites(self.tensors, self._model_type)
         for name, weight in self.tensors.items():
             if not is_quantized(weight.spec):
                 continue
@@ -127,7 +131,7 @@ class FolderCheckpoint:
     ) -> Mapping[str, WeightRef]:
         """Weights by the model's parameter names, each bound exactly once."""
         wanted = {name: shape for name, shape in parameters.items() if name not in kept}
-        found = assembled(self.tensors, parameters)
+        found = assembled(self.tensors, parameters, self._model_type)
         given = {name: weight for name, weight in found.items() if name not in kept}
         for name in list(given):
             if name not in wanted and self._means_nothing(name, wanted):
@@ -148,7 +152,9 @@ class FolderCheckpoint:
         if name.endswith(".rotary_emb.inv_freq"):
             return True
         weight = f"{name.removesuffix('.bias')}.weight"
-        if not name.endswith(".bias") or weight not in wanted:
+        # An expert's weight is in the folder, and part of a parameter of the model.
+        known = weight in wanted or weight in self.tensors
+        if not name.endswith(".bias") or not known:
             return False
         return not self.tensors[name].dequantize().any()
 
