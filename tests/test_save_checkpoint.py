@@ -80,6 +80,14 @@ def test_asymmetric_weights_in_the_second_format(tmp_path: Path, bits: int) -> N
         assert torch.equal(decoded(tensors, name.removesuffix(".weight"), bits, 0), weight)
 
 
+def test_the_format_follows_the_zero_points(tmp_path: Path) -> None:
+    for sym, format in ((True, "gptq"), (False, "gptq_v2")):
+        model = quantized(nn.Sequential(nn.Linear(64, 32)).eval(), group_size=32, sym=sym)
+        folder = qcompile.save_checkpoint(model, tmp_path / format)
+        settings = json.loads((folder / "quantize_config.json").read_text())
+        assert settings["checkpoint_format"] == format
+
+
 def _asymmetric(low: int, width: int = 64) -> Any:
     """A model of one linear whose zero points are from ``low`` up."""
     model: Any = nn.Sequential(nn.Linear(width, 32)).eval()
@@ -101,7 +109,7 @@ def _asymmetric(low: int, width: int = 64) -> Any:
 def test_zero_points_of_0_are_refused_in_the_first_format(tmp_path: Path) -> None:
     model = _asymmetric(0)
     with pytest.raises(OptionError, match=r"0: 4 zero points are 0.*\n.*\n.*gptq_v2"):
-        qcompile.save_checkpoint(model, tmp_path / "m")
+        qcompile.save_checkpoint(model, tmp_path / "m", "gptq")
     assert list(tmp_path.iterdir()) == []
     folder = qcompile.save_checkpoint(model, tmp_path / "m", "gptq_v2")
     name = "0.weight"
@@ -111,7 +119,7 @@ def test_zero_points_of_0_are_refused_in_the_first_format(tmp_path: Path) -> Non
 def test_other_zero_points_read_the_same_by_every_rule(tmp_path: Path) -> None:
     model = _asymmetric(1)
     with pytest.warns(UserWarning, match="GPTQModel takes them only as format='gptq_v2'"):
-        folder = qcompile.save_checkpoint(model, tmp_path / "m")
+        folder = qcompile.save_checkpoint(model, tmp_path / "m", "gptq")
     weight, tensors = weights_of(model)["0.weight"], stored(folder)
     assert torch.equal(decoded(tensors, "0", 4, 1), weight)
     # GPTQModel's rule: one addition to the whole word.

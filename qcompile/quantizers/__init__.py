@@ -106,7 +106,9 @@ class _Job:
         """Round a linear's weight to nearest."""
         self._begin(linear)
         spec = self.settings.spec(linear.weight.shape[1])
-        self.opened.store(linear, quantize_rtn(linear.weight, spec, linear.name))
+        self.opened.store(
+            linear, quantize_rtn(linear.weight, spec, linear.name, self.settings.search)
+        )
 
     def calibrated(self, linear: FloatLinear, inputs: Gram) -> None:
         """Quantize a linear by GPTQ and put the rounded values into its weight."""

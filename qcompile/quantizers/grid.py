@@ -37,6 +37,10 @@ SCALE = torch.float16
 # The smallest positive float16: a group of tinier weights still gets a scale to divide by, and the
 # nearest multiples of it are no farther away than zero is.
 _TINIEST = 2.0**-24
+# Widths that ``closest`` tries, relative to that of ``fit``. A symmetric grid has one code less
+# above its middle than below: in the width of ``fit`` the largest positive value is clipped.
+_RATIOS = (0.97, 0.94, 0.91, 0.88, 0.85, 0.8)
+_SYMMETRIC_RATIOS = (1.07, 1.03, *_RATIOS)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,30 @@ class Grid:
         zero = torch.round(-low / scale).clamp(0, self.top)
         # A group of zeros fits any zero; 0 is the one that GPTQ's first format cannot store.
         return scale, torch.where(wanted == 0, float(self.middle), zero)
+
+    def closest(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like ``fit``, but of some grids, most of them a little narrower, the closest one.
+
+        Clipping the largest values of a group lets all others be finer: the grid with the smallest
+        sum of squared errors is taken for each row, the widest where that is equal.
+        """
+        best = self.fit(values)
+        error = self._error(values, *best)
+        wide = best[0]
+        for ratio in _SYMMETRIC_RATIOS if self.sym else _RATIOS:
+            scale = _storable(wide * ratio)
+            low = values.amin(1).clamp(max=0.0) * ratio
+            zero = best[1] if self.sym else torch.round(-low / scale).clamp(0, self.top)
+            found = self._error(values, scale, zero)
+            better = found < error
+            best = torch.where(better, scale, best[0]), torch.where(better, zero, best[1])
+            error = torch.where(better, found, error)
+        return best
+
+    def _error(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        """The sum of squared errors of each row, ``[N]``."""
+        scale, zero = scale[:, None], zero[:, None]
+        return (scale * (self.encode(values, scale, zero) - zero) - values).square().sum(1)
 
     def encode(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
         """Codes as float32; the three arguments broadcast."""

@@ -20,7 +20,9 @@ def grid_of(spec: AffineSpec) -> Grid:
     return Grid(spec.bits, spec.form == "symmetric")
 
 
-def quantize_rtn(weight: torch.Tensor, spec: AffineSpec, name: str = "weight") -> QuantizedTensor:
+def quantize_rtn(
+    weight: torch.Tensor, spec: AffineSpec, name: str = "weight", search: bool = False
+) -> QuantizedTensor:
     """Round a weight to the grids of its groups.
 
     Args:
@@ -28,6 +30,8 @@ def quantize_rtn(weight: torch.Tensor, spec: AffineSpec, name: str = "weight") -
         spec: form *symmetric* or *zero*. The order may be *permuted*; the groups then run in order
             all the same, and ``g_idx`` says so.
         name: what to call the weight in an error.
+        search: take the closest of some grids for each group, not the one from its smallest to its
+            largest value.
 
     Returns:
         codes uint8 ``[N, K]``, scale ``[N, G]``, zero int32 ``[N, G]`` for the form *zero*, on the
@@ -37,7 +41,7 @@ def quantize_rtn(weight: torch.Tensor, spec: AffineSpec, name: str = "weight") -
         OptionError: the weight is not finite, or too large for float16 scales.
     """
     rows = max(1, _VALUES_AT_ONCE // weight.shape[1])
-    pieces = [_round(piece.detach().float(), spec) for piece in weight.split(rows)]
+    pieces = [_round(piece.detach().float(), spec, search) for piece in weight.split(rows)]
     codes, scale, zero = (torch.cat(column) for column in zip(*pieces, strict=True))
     check_scales(name, scale)
     return affine(codes, scale, zero, spec)
@@ -60,13 +64,13 @@ def affine(
     return QuantizedTensor(spec, "affine", tuple(codes.shape), parts)
 
 
-def _round(values: torch.Tensor, spec: AffineSpec) -> tuple[torch.Tensor, ...]:
+def _round(values: torch.Tensor, spec: AffineSpec, search: bool) -> tuple[torch.Tensor, ...]:
     grid = grid_of(spec)
     codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
     scales, zeros = [], []
     for start in range(0, values.shape[1], spec.group):
         columns = values[:, start : start + spec.group]
-        scale, zero = grid.fit(columns)
+        scale, zero = grid.closest(columns) if search else grid.fit(columns)
         codes[:, start : start + spec.group] = grid.encode(columns, scale[:, None], zero[:, None])
         scales.append(scale)
         zeros.append(zero)

@@ -30,8 +30,12 @@ class Options(TypedDict, total=False):
     """The options of ``optimize`` for float models.
 
     ``bits`` 2 to 8 (4); ``group_size`` columns that share a scale, -1 for all of them (128);
-    ``sym`` whether the zero is the middle code (True); ``lm_head`` whether the output head is
-    quantized too (False); ``skip`` regular expressions of modules that stay in float.
+    ``sym`` whether the zero is the middle code (False for ``rtn``, True for ``gptq``); ``lm_head``
+    whether the output head is quantized too (False); ``skip`` regular expressions of modules that
+    stay in float.
+
+    For ``rtn`` only: ``search`` whether each group takes the closest of some grids (True), or the
+    one from its smallest to its largest value.
 
     For ``gptq`` only: ``calibration`` batches of inputs; ``desc_act`` the columns with the largest
     inputs first (False); ``static_groups`` groups fitted to the original weight (False); ``damp``
@@ -43,6 +47,7 @@ class Options(TypedDict, total=False):
     sym: bool
     lm_head: bool
     skip: Iterable[str]
+    search: bool
     calibration: Iterable[Batch] | Batch | None
     desc_act: bool
     static_groups: bool
@@ -64,6 +69,7 @@ class Settings:
         sym: symmetric grids.
         lm_head: whether the output head is quantized.
         skip: patterns of module paths that stay in float.
+        search: whether rounding to nearest takes the closest of some grids.
         batches: calibration data; empty means rounding to nearest.
         desc_act: treat the columns with the largest inputs first.
         static_groups: fit groups to the original weight.
@@ -76,6 +82,7 @@ class Settings:
     sym: bool = True
     lm_head: bool = False
     skip: tuple[re.Pattern[str], ...] = ()
+    search: bool = False
     batches: tuple[Batch, ...] = ()
     desc_act: bool = False
     static_groups: bool = False
@@ -108,6 +115,8 @@ def settings_for(method: str, options: Mapping[str, object]) -> Settings:
         given = options.get(name)
         if method != "gptq" and given is not None and given is not False:
             raise _misplaced(f"{name}=", f'scheme="{method}"', 'scheme="gptq"')
+    if method != "rtn" and options.get("search"):
+        raise _misplaced("search=", f'scheme="{method}"', 'scheme="rtn"')
     batches = _batches(options.get("calibration"))
     for name in ("desc_act", "static_groups", "damp"):
         if not batches and options.get(name):
@@ -116,9 +125,10 @@ def settings_for(method: str, options: Mapping[str, object]) -> Settings:
         method,
         _one_of("bits", options.get("bits", 4), BITS),
         _group(options.get("group_size", 128)),
-        _flag("sym", options.get("sym", True)),
+        _flag("sym", options.get("sym", method == "gptq")),
         _flag("lm_head", options.get("lm_head", False)),
         _patterns(options.get("skip", ())),
+        _flag("search", options.get("search", method == "rtn")),
         batches,
         _flag("desc_act", options.get("desc_act", False)),
         _flag("static_groups", options.get("static_groups", False)),

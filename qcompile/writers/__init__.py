@@ -35,7 +35,7 @@ _SHARD = 5_000_000_000
 def save_checkpoint(
     model: nn.Module,
     path: str | Path,
-    format: Format = "gptq",
+    format: Format | None = None,
     *,
     tokenizer: Any = None,
     overwrite: bool = False,
@@ -48,7 +48,7 @@ def save_checkpoint(
             integer zero; every other tensor is written as it is.
         path: the folder to make.
         format: ``gptq`` stores zero points minus one: most readers know it. ``gptq_v2`` stores them
-            as they are: for asymmetric weights.
+            as they are: for asymmetric weights. None takes ``gptq`` when every weight is symmetric.
         tokenizer: written too, by its own ``save_pretrained``.
         overwrite: whether a folder that is not empty may be replaced, with all that is in it.
         shard_bytes: size of a file, beyond which a further one is begun.
@@ -60,7 +60,7 @@ def save_checkpoint(
         OptionError: the model is not compiled, a weight has no form in this format, or the folder
             is not empty.
     """
-    if format not in FORMATS:
+    if format is not None and format not in FORMATS:
         raise OptionError(
             f"format={format!r}",
             "unknown",
@@ -71,6 +71,9 @@ def save_checkpoint(
         raise OptionError(f"shard_bytes={shard_bytes!r}", "no size", "bytes", "pass a number")
     weights = _quantized(model)
     modules = [module_of(name.removesuffix(".weight"), w) for name, w in weights.items()]
+    format = format or (
+        "gptq" if all(module.spec.form == "symmetric" for module in modules) else "gptq_v2"
+    )
     check_zeros(modules, format)
     head = _head(model)
     settings = settings_of(modules, format, _float_linears(model, weights), head, _version())

@@ -88,3 +88,23 @@ def test_every_code_is_the_nearest_on_its_grid(
         best = (points[:, None] - w[0, columns]).abs().amin(0)
         found = (got.dequantize()[0, columns] - w[0, columns]).abs()
         assert torch.allclose(found, best, rtol=1e-5, atol=1e-5 * float(scale[0, g]))
+
+
+@pytest.mark.parametrize("sym", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_the_closest_grid_is_never_farther(bits: int, sym: bool) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    w = torch.randn(64, 32, generator=generator)
+    w[:, 0] *= 4  # a value that stretches the plain grid
+    grid = Grid(bits, sym)
+
+    def error(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        scale, zero = scale[:, None], zero[:, None]
+        return (scale * (grid.encode(w, scale, zero) - zero) - w).square().sum(1)
+
+    plain, closest = error(*grid.fit(w)), error(*grid.closest(w))
+    assert bool((closest <= plain).all())
+    assert closest.sum() < plain.sum() * (1.0 if bits < 8 else 1.0 + 1e-6)
+    scale, zero = grid.closest(torch.zeros(2, 8))
+    assert bool((scale > 0).all())
+    assert torch.equal(zero, torch.full((2,), float(grid.middle)))

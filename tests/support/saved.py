@@ -35,7 +35,8 @@ DATA = [torch.randint(0, 160, (8, 32), generator=torch.Generator().manual_seed(1
 def quantized(model: Any, **options: Any) -> Any:
     if options.get("desc_act"):
         options |= {"scheme": "gptq", "calibration": DATA}
-    return qcompile.optimize(model, emitter="eager", **({"scheme": "rtn"} | options))
+    plain = {"scheme": "rtn", "sym": True}
+    return qcompile.optimize(model, emitter="eager", **(plain | options))
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
