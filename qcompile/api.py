@@ -23,13 +23,14 @@ from qcompile.errors import OptionError, QCompileError
 from qcompile.experts import one_node_a_layer
 from qcompile.modules import install_weights, module_sites, packed_modules
 from qcompile.options import check_dtype, kept_names, opened_checkpoint
-from qcompile.passes.select import Policy
+from qcompile.passes.select import Policy, require_kernels
 from qcompile.plans import Plan
 from qcompile.prepare import (
     backend_of,
     catalogue_of,
     check_fresh,
     make_plan,
+    narrow_dtype,
     plan_dtype,
     session_for,
     shapes_of,
@@ -228,6 +229,13 @@ def load(
     check_dtype(dtype)
     checkpoint = schemes.open_checkpoint(path, scheme)
     built = torch.float32 if emulate == "float32" or dtype is None else dtype
+    packed_for = narrow_dtype(dtype) if emulate == "float32" else built
+    # The headers tell what has no kernel; a model and a tokenizer take seconds to build.
+    require_kernels(
+        make_plan(
+            checkpoint, checkpoint.sites(), (), target, backend, on_unsupported, packed_for, emitter
+        )
+    )
     model, tokenizer = checkpoint.build(built)
     compiled = optimize(
         model,

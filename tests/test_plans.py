@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.kernels import FakeKernel
+from support.large import Size, write_large
 from support.weights import random_weight, reference
 
+import qcompile
+from qcompile import backends
 from qcompile.collapse import collapse, ranges
-from qcompile.errors import OptionError
+from qcompile.errors import OptionError, PlanError
 from qcompile.passes.select import Policy, select
 from qcompile.plans import Plan
 from qcompile.site import EmbeddingSite, LinearSite, Site
@@ -154,3 +158,17 @@ def test_a_shared_weight_is_counted_once() -> None:
     floats = plan(policy="dequantize")
     assert floats.bytes_after == 4 * 32 * (64 + 12 * 16)
     assert not floats.refused
+
+
+def test_loading_refuses_before_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_large(tmp_path / "m.gguf", Size(512, 64, 96, 2, 4, 2))
+
+    def build(*_: object) -> None:
+        raise AssertionError("the model is built")
+
+    monkeypatch.setattr("qcompile.schemes.gguf.scheme.GGUFCheckpoint.build", build)
+    monkeypatch.setattr(backends.load("cpu"), "KERNELS", ())
+    with pytest.raises(PlanError, match="no kernel for 16 of 16 sites"):
+        qcompile.load(path)
+    with pytest.raises(AssertionError, match="is built"):
+        qcompile.load(path, on_unsupported="dequantize")
