@@ -18,7 +18,8 @@ from qcompile.layout import QuantizedTensor
 from qcompile.ops import embedding, encode_meaning
 from qcompile.ops_experts import experts
 from qcompile.plans import Entry
-from qcompile.program import CANONICAL, Program, weight_name
+from qcompile.program import Program, node_key, weight_name
+from qcompile.site import SiteKey
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Lower:
     """See the module's text.
 
     Attributes:
-        entries: the plan's entries by kind of site and weight name.
+        entries: the plan's entries by the key of their site.
         packed: gives the packed weight of an entry; one object for each weight and layout.
     """
 
-    entries: Mapping[tuple[str, str], Entry]
+    entries: Mapping[SiteKey, Entry]
     packed: Callable[[Entry], QuantizedTensor]
     name: str = "lower"
 
@@ -38,7 +39,7 @@ class Lower:
         """Rewrite the program; the number of nodes that changed."""
         nodes = program.canonical_nodes()
         for node in nodes:
-            entry = self.entries.get((CANONICAL[node.target], weight_name(node)))  # type: ignore[index]
+            entry = self.entries.get(node_key(node))
             if entry is None:
                 raise _left_over(node)
             weight = self.packed(entry)

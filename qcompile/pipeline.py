@@ -21,6 +21,7 @@ from qcompile.passes.lower import Lower
 from qcompile.passes.quantize.swap import SwapQuantized
 from qcompile.program import Program
 from qcompile.session import Session, sites_of
+from qcompile.site import key_of
 
 
 def compile_graph(
@@ -53,7 +54,7 @@ def transform_weights(program: Program, session: Session) -> None:
     release_freed()
     session.backend.prepare()
     entries = session.entries()
-    session.pack_all(entries[site.kind, site.weight.name] for site in sites_of(program))
+    session.pack_all(entries[key_of(site)] for site in sites_of(program))
     return_pages()
 
 

@@ -19,6 +19,7 @@ from qcompile.layout import QuantizedTensor, layout_of
 from qcompile.listing import listing
 from qcompile.ops import decode_meaning, embedding, linear
 from qcompile.ops_experts import experts
+from qcompile.site import SiteKey
 from qcompile.weight import WeightRef
 
 # What dynamo calls the traced module.
@@ -122,6 +123,18 @@ def carry_meta(old: fx.Node, new: fx.Node) -> None:
     for key in ("example_value", "val", "nn_module_stack", "stack_trace", "qc_site", "qc_weight"):
         if key in old.meta and key not in new.meta:
             new.meta[key] = old.meta[key]
+
+
+def has_bias(node: fx.Node) -> bool:
+    """Whether a canonical op adds a bias."""
+    kind = CANONICAL[node.target]  # type: ignore[index]
+    places = {"linear": (3,), "experts": (5, 6)}.get(kind, ())
+    return any(len(node.args) > place and node.args[place] is not None for place in places)
+
+
+def node_key(node: fx.Node) -> SiteKey:
+    """The key of a canonical op's site; see ``qcompile.site.key_of``."""
+    return CANONICAL[node.target], weight_name(node), has_bias(node)  # type: ignore[index]
 
 
 def weight_name(node: fx.Node) -> str:

@@ -23,8 +23,8 @@ from qcompile.passes.select import Policy, require_kernels, select
 from qcompile.passes.weights.pack import pack
 from qcompile.passes.weights.requantize import measure
 from qcompile.plans import Entry, Plan
-from qcompile.program import CANONICAL, Program, weight_name
-from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site
+from qcompile.program import CANONICAL, Program, has_bias, weight_name
+from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site, SiteKey, key_of
 from qcompile.spec import ExpertsSpec, FloatSpec
 from qcompile.weight import WeightRef
 
@@ -74,9 +74,9 @@ class Session:
     operands: torch.dtype | None = None
     _packed: dict[tuple[str, str], QuantizedTensor] = field(default_factory=dict)
 
-    def entries(self) -> dict[tuple[str, str], Entry]:
-        """The plan's entries by kind of site and weight name."""
-        return {(e.site.kind, e.site.weight.name): e for e in self.plan.entries}
+    def entries(self) -> dict[SiteKey, Entry]:
+        """The plan's entries by what tells the uses of one weight apart."""
+        return {key_of(e.site): e for e in self.plan.entries}
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -100,7 +100,7 @@ class Session:
     def extend_plan(self, program: Program) -> None:
         """Plan the sites of a graph that the plan does not know yet."""
         known = self.entries()
-        fresh = [s for s in sites_of(program) if (s.kind, s.weight.name) not in known]
+        fresh = [s for s in sites_of(program) if key_of(s) not in known]
         if not fresh:
             return
         names = {site.weight.name for site in fresh}
@@ -165,9 +165,7 @@ def sites_of(program: Program) -> list[Site]:
         if kind == "embedding":
             sites.append(EmbeddingSite(name, weight))
         elif kind == "experts":
-            biased = node.args[5] is not None or node.args[6] is not None
-            sites.append(ExpertsSite(name, weight, biased, str(node.args[7])))
+            sites.append(ExpertsSite(name, weight, has_bias(node), str(node.args[7])))
         else:
-            bias = len(node.args) > 3 and node.args[3] is not None
-            sites.append(LinearSite(name, weight, bias))
+            sites.append(LinearSite(name, weight, has_bias(node)))
     return sites

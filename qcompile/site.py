@@ -63,3 +63,10 @@ class ExpertsSite:
 
 
 Site = LinearSite | EmbeddingSite | ExpertsSite
+# Kind of site, name of its weight, whether a bias is added.
+SiteKey = tuple[str, str, bool]
+
+
+def key_of(site: Site) -> SiteKey:
+    """What tells the uses of one weight apart: a kernel may take one of them and refuse another."""
+    return site.kind, site.weight.name, not isinstance(site, EmbeddingSite) and site.bias

@@ -23,7 +23,7 @@ from qcompile.passes.lower import Lower
 from qcompile.plans import Entry
 from qcompile.program import Program
 from qcompile.session import Session
-from qcompile.site import EmbeddingSite, LinearSite
+from qcompile.site import EmbeddingSite, LinearSite, key_of
 from qcompile.spec import ExpertsSpec
 from qcompile.weight import WeightRef
 
@@ -155,7 +155,7 @@ def _compiled(entry: Entry, session: Session, case: _Case) -> torch.Tensor:
     node = graph.call_function(case.op, (x, program.add_handle(weight), meaning, *rest))
     node.meta.update(qc_weight=weight.name, qc_site=entry.site.name)
     graph.output(node)
-    Lower({(entry.site.kind, weight.name): entry}, session.packed).run(program)
+    Lower({key_of(entry.site): entry}, session.packed).run(program)
     program.graph_module.recompile()
     device = session.device
     moved = [tensor.to(device) for tensor in (case.first, *tensors)]

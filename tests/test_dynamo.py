@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from support.small import exact_copy, write_module
 from torch import nn
 
 import qcompile
+from qcompile import backends
 from qcompile.errors import CaptureError, OptionError, SchemeError
+from qcompile.kernel import Reject
 
 
 class Block(nn.Module):
@@ -196,3 +199,53 @@ def test_what_cannot_be_traced_is_named(tmp_path: Path, kind: type[Block]) -> No
     whole: Any = qcompile.optimize(kind(), checkpoint=path, emitter="eager", fullgraph=False)
     x = torch.randn(3, 64)
     torch.testing.assert_close(whole(x), exact_copy(path, kind())(x), rtol=1e-5, atol=1e-5)
+
+
+class Sharing(nn.Module):
+    """Two linears on one weight; the first adds a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biased, self.plain = nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+        self.plain.weight = self.biased.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.plain(torch.tanh(self.biased(x)))
+        return y
+
+
+@dataclasses.dataclass(frozen=True)
+class Without:
+    """A kernel that takes no biases."""
+
+    kernel: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def accepts(self, site: Any, target: Any) -> Any:
+        taken = self.kernel.accepts(site, target)
+        return Reject("no biases") if site.kind == "linear" and site.bias else taken
+
+
+def test_uses_of_one_weight_with_and_without_a_bias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    stored: Any = nn.Module()
+    stored.biased = nn.Linear(64, 64)
+    path = write_module(tmp_path / "m.gguf", stored, {}, "Q8_0")
+    cpu: Any = backends.load("cpu")
+    first = next(kernel for kernel in cpu.KERNELS if kernel.kind == "linear")
+    other = dataclasses.replace(first, name="takes biases")
+    monkeypatch.setattr(cpu, "KERNELS", (Without(first), other))
+    model: Any = qcompile.optimize(Sharing(), checkpoint=path, emitter="eager")
+    x = torch.randn(3, 64)
+    found = model(x)
+    chosen = {e.site.bias: e.kernel.name for e in model.qcompile.plan.entries}
+    assert chosen == {False: first.name, True: other.name}
+    assert {e.site.bias for e in model.qcompile.entries().values()} == {False, True}
+    copy = Sharing()
+    exact: Any = exact_copy(path, stored)
+    copy.load_state_dict({**exact.state_dict(), "plain.weight": exact.biased.weight})
+    torch.testing.assert_close(found, copy(x), rtol=1e-5, atol=1e-5)

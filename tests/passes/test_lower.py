@@ -20,6 +20,7 @@ from qcompile.passes.weights.pack import pack
 from qcompile.plans import Entry
 from qcompile.program import Program
 from qcompile.session import sites_of
+from qcompile.site import key_of
 from qcompile.spec import FloatSpec
 from qcompile.target import Target
 
@@ -40,7 +41,7 @@ def packed(entry: Entry) -> QuantizedTensor:
 
 def lower(program: Program, kernels: tuple[Kernel, ...], policy: Policy = "error") -> Lower:
     entries = select(sites_of(program), kernels, Target("cpu", "generic"), policy)
-    return Lower({(e.site.kind, e.site.weight.name): e for e in entries}, packed)
+    return Lower({key_of(e.site): e for e in entries}, packed)
 
 
 def test_text_before_and_after() -> None:
