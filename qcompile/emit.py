@@ -38,6 +38,11 @@ def _eager(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
 EMITTERS: dict[str, Emitter] = {"inductor": _inductor, "eager": _eager}
 
 
+def register_emitter(name: str, emitter: Emitter) -> None:
+    """Make an emitter known that a backend brings."""
+    EMITTERS[name] = emitter
+
+
 def emitter_of(name: str) -> Emitter:
     """The emitter of this name. Raises OptionError for an unknown one."""
     if name not in EMITTERS:

@@ -16,10 +16,12 @@ from qcompile.backends.npu import edges as _edges  # noqa: F401 - registers layo
 from qcompile.backends.npu import words as _words  # noqa: F401 - registers direct edges
 from qcompile.backends.npu.embedding import PackedEmbedding
 from qcompile.backends.npu.emulator import Mode, define, describe, emulating
+from qcompile.backends.npu.graphs import EMITTERS
 from qcompile.backends.npu.layouts import DTYPES, ORDERS
 from qcompile.backends.npu.linear import PackedLinear, arch_of
 from qcompile.backends.npu.probe import has_device, host_arch
 from qcompile.backends.npu.w8a8 import QuantLinear
+from qcompile.emit import register_emitter
 from qcompile.kernel import Kernel
 from qcompile.target import Target
 
@@ -36,6 +38,8 @@ def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
 
 
 KERNELS: tuple[Kernel, ...] = kernels(torch.float16)
+for _name, _emitter in EMITTERS.items():
+    register_emitter(_name, _emitter)
 
 
 def default_target() -> Target:
