@@ -17,7 +17,8 @@ from qcompile.edge import Route, find_route
 from qcompile.errors import PlanError
 from qcompile.kernel import Accept, Kernel
 from qcompile.passes.weights.requantize import groups_for, requantized
-from qcompile.plans import Entry, Plan, Verdict, mib, refusals
+from qcompile.plan_text import mib, refusals
+from qcompile.plans import Entry, Plan, Verdict
 from qcompile.site import Site
 from qcompile.target import Target
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from qcompile.errors import CaptureError, LowerError
-from qcompile.plans import mib
+from qcompile.plan_text import mib
 from qcompile.program import Program
 from qcompile.session import Session
 from qcompile.spec import is_quantized

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from qcompile.collapse import Group, collapse
+from qcompile.collapse import collapse
 from qcompile.edge import Route
 from qcompile.errors import OptionError, nearest
 from qcompile.kernel import Kernel
 from qcompile.layout import layout_of
+from qcompile.plan_text import (
+    entry_record,
+    mib,
+    refusals,
+    shape_text,
+    steps,
+    stored_name,
+    summary_row,
+)
 from qcompile.site import Site
 from qcompile.target import Target
 from qcompile.weight import WeightRef
@@ -115,9 +123,9 @@ class Plan:
             if name in (entry.site.name, entry.site.weight.name):
                 return entry
         for entry in self.entries:
-            if _stored(entry) in (name, f"{name}.weight"):
+            if stored_name(entry) in (name, f"{name}.weight"):
                 return entry
-        names = [n for e in self.entries for n in (e.site.name, e.site.weight.name, _stored(e))]
+        names = [n for e in self.entries for n in (e.site.name, e.site.weight.name, stored_name(e))]
         raise OptionError(
             f"plan of {self.source}",
             f"no site {name!r}",
@@ -161,7 +169,7 @@ class Plan:
         entry = self.entry(name)
         weight = entry.site.weight
         lines = [
-            f"{entry.site.name}  {entry.site.kind}  {weight.spec} {_shape(weight.shape)}"
+            f"{entry.site.name}  {entry.site.kind}  {weight.spec} {shape_text(weight.shape)}"
             f"  {weight.nbytes:,} bytes",
             f"  from {weight.source}",
             *([f"  stored as {weight.facts}"] if weight.facts else []),
@@ -183,7 +191,7 @@ class Plan:
                 f"  requantized by policy for {entry.kernel.name}: relative L2 error {found}"
             )
         if entry.route is not None:
-            lines += [f"  edge {name}: {loss or 'exact'}" for name, loss in _steps(entry.route)]
+            lines += [f"  edge {name}: {loss or 'exact'}" for name, loss in steps(entry.route)]
             lines.append(
                 f"  packed as {entry.layout} {entry.route.spec}: {entry.bytes_after:,} bytes"
             )
@@ -201,7 +209,7 @@ class Plan:
                 "bytes_before": self.bytes_before,
                 "bytes_after": self.bytes_after,
                 "bytes_as_halves": self.bytes_as_halves,
-                "sites": [_entry_json(entry) for entry in self.entries],
+                "sites": [entry_record(entry) for entry in self.entries],
                 "floats": [
                     {"name": w.name, "dtype": str(w.spec), "shape": list(w.shape)}
                     for w in self.floats
@@ -217,7 +225,7 @@ class Plan:
             f"plan  {self.source}  scheme {self.scheme}  target {self.target}"
             f"  emitter {self.emitter}"
         ]
-        rows = [_summary(group) for group in collapse(self.entries)]
+        rows = [summary_row(group) for group in collapse(self.entries)]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
         body = [
             "  "
@@ -251,78 +259,3 @@ class Plan:
         errors = [entry.error for entry in rounded if entry.error is not None]
         worst = f"worst relative L2 error {max(errors):.1e}" if errors else "measured when packed"
         return [f"  {len(rounded)} sites requantized to 8 bits: {worst}"]
-
-
-def mib(count: int) -> str:
-    """Bytes as MiB with one decimal."""
-    return f"{count / 2**20:.1f} MiB"
-
-
-def refusals(entries: Iterable[Entry], target: Target) -> list[str]:
-    """The distinct reasons why sites have no kernel, with how many sites each concerns."""
-    counts: dict[str, int] = {}
-    for entry in entries:
-        reasons = [_reason(verdict) for verdict in entry.verdicts] or [
-            f"the backend {target.kind} has no kernel for {entry.site.kind} sites yet"
-        ]
-        for reason in reasons:
-            counts[reason] = counts.get(reason, 0) + 1
-    return [f"{count} x {reason}" for reason, count in counts.items()]
-
-
-def _reason(verdict: Verdict) -> str:
-    if verdict.cost is None:
-        return f"{verdict.kernel}: {verdict.text}"
-    # Accepted alone, refused in company: one packed copy has to serve all sites of a weight.
-    return f"{verdict.kernel}: accepts, but another site of the same weight takes no such layout"
-
-
-def _steps(route: Route) -> list[tuple[str, str | None]]:
-    """The edges of a route by name, each with what it loses."""
-    return [(edge.name, loss) for edge, loss in zip(route.edges, route.losses, strict=True)]
-
-
-def _stored(entry: Entry) -> str:
-    """Name of the weight in its file."""
-    return entry.site.weight.source.rpartition(": ")[2]
-
-
-def _summary(group: Group) -> tuple[str, str, str, str, str]:
-    entry = group.entries[0]
-    weight = entry.site.weight
-    after = sum(e.bytes_after for e in group.entries)
-    count = f"{len(group.entries)} x " if len(group.entries) > 1 else ""
-    return (
-        group.name,
-        entry.site.kind,
-        f"{weight.spec} {_shape(weight.shape)}",
-        entry.runs_as,
-        count + (mib(after // len(group.entries)) if after else mib(weight.nbytes)),
-    )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "[" + " x ".join(map(str, shape)) + "]"
-
-
-def _entry_json(entry: Entry) -> dict[str, object]:
-    weight, route = entry.site.weight, entry.route
-    return {
-        "site": entry.site.name,
-        "kind": entry.site.kind,
-        "weight": weight.name,
-        "source": weight.source,
-        "spec": str(weight.spec),
-        "facts": weight.facts,
-        "activations": str(weight.activations) if weight.activations else None,
-        "layout": weight.layout,
-        "shape": list(weight.shape),
-        "runs_as": entry.runs_as,
-        "requantization_error": entry.error,
-        "packed_layout": None if entry.runs_as == "no kernel" else entry.layout,
-        "packed_spec": str(route.spec) if route else None,
-        "edges": [{"name": n, "error": loss} for n, loss in _steps(route)] if route else [],
-        "bytes_before": weight.nbytes,
-        "bytes_after": entry.bytes_after,
-        "verdicts": [{"kernel": v.kernel, "cost": v.cost, "text": v.text} for v in entry.verdicts],
-    }

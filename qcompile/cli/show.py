@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import qcompile
 from qcompile.cli.text import one_line, visible
-from qcompile.plans import mib
+from qcompile.plan_text import mib
 from qcompile.weight import WeightRef
 
 _LONGEST = 100

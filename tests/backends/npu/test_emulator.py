@@ -62,7 +62,9 @@ def documented(arguments: dict[str, Any]) -> torch.Tensor:
     values = nibbles.unpack(arguments["weight"]).double()
     spread = [arguments[f"antiquant_{n}"].double() for n in ("offset", "scale")]
     offset, scale = (part.repeat_interleave(G, 0) for part in spread)
-    return arguments["x"].double() @ ((values + offset) * scale) + arguments["bias"].double()
+    exact: torch.Tensor = arguments["x"].double() @ ((values + offset) * scale)
+    bias: torch.Tensor = arguments["bias"]
+    return exact + bias.double()
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)

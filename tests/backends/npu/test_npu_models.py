@@ -194,9 +194,11 @@ def test_a_float_model_is_quantized_for_the_device(scheme: str) -> None:
     options: dict[str, Any] = {"calibration": [rows()]} if scheme == "gptq" else {}
     for extra in ({"bits": 4, "group_size": 32, "sym": False}, {"bits": 8, "group_size": -1}):
         torch._dynamo.reset()
-        settings: dict[str, Any] = {"emulate": "float32", **options, **extra}
-        on_cpu = qcompile.optimize(pair(), scheme=scheme, emitter="eager", **options, **extra)
-        made = qcompile.optimize(pair(), scheme=scheme, device=DEVICE, **settings)
+        settings: dict[str, Any] = {**options, **extra}
+        on_cpu: Any = qcompile.optimize(pair(), scheme=scheme, emitter="eager", **settings)
+        made: Any = qcompile.optimize(
+            pair(), scheme=scheme, device=DEVICE, emulate="float32", **settings
+        )
         assert "emulated on the CPU" in str(made.qcompile.plan)
         assert relative_l2(made(rows()), on_cpu(rows())) < 1e-3
 
@@ -207,7 +209,7 @@ def test_a_float_model_is_quantized_for_the_device(scheme: str) -> None:
 def test_nothing_runs_without_a_device_unless_asked(tmp_path: Path) -> None:
     layers = pairs(gptq, Gptq(4, 32, bias=True))
     write_folder(tmp_path / "gptq", layers)
-    made = qcompile.optimize(
+    made: Any = qcompile.optimize(
         model(layers), checkpoint=tmp_path / "gptq", device=DEVICE, dtype=torch.float16
     )
     assert made.qcompile.plan.emulation == ""
