@@ -38,12 +38,13 @@ from qcompile.backends.cpu.build import load_library
 from qcompile.edge import Edge, register_edge
 from qcompile.errors import LayoutError
 from qcompile.layout import Field, Layout, QuantizedTensor, Shape, register_layout
-from qcompile.spec import AffineSpec, LookupSpec, Spec
+from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec, Spec
 
 NAME = "cpu.panel"
 ROWS, UNIT = 16, 8
 _FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
-_LOOKUP = 3
+_LOOKUP, _FLOAT8 = 3, 4
+PanelSpec = AffineSpec | LookupSpec | ScaledSpec
 
 library = torch.library.Library("qcompile_cpu", "DEF")
 _SHAPE = "int n, int k, int bits, int group, int form, int scale"
@@ -56,28 +57,37 @@ for _schema in (
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def form_of(spec: AffineSpec | LookupSpec) -> int:
+def bits_of(spec: PanelSpec) -> int:
+    """Width of a code."""
+    return 8 if isinstance(spec, ScaledSpec) else spec.bits
+
+
+def form_of(spec: PanelSpec) -> int:
     """The number of a spec's formula in the native code."""
+    if isinstance(spec, ScaledSpec):
+        return _FLOAT8
     return _LOOKUP if isinstance(spec, LookupSpec) else _FORMS[spec.form]
 
 
 def arguments(spec: Spec, shape: Shape) -> tuple[int, int, int, int, int, int]:
     """``n, k, bits, group, form, scale`` as the ops take them."""
-    assert isinstance(spec, (AffineSpec, LookupSpec))
+    assert isinstance(spec, PanelSpec)
     n, k = shape
-    return n, k, spec.bits, min(spec.group, k), form_of(spec), int(spec.scale == torch.float16)
+    return n, k, bits_of(spec), min(spec.group, k), form_of(spec), int(spec.scale == torch.float16)
 
 
 def unfit(spec: Spec) -> str | None:
     """Why a spec cannot be stored as panels, or None when it can."""
-    if not isinstance(spec, (AffineSpec, LookupSpec)):
-        return f"spec {spec} is neither affine nor a lookup"
+    if not isinstance(spec, PanelSpec):
+        return f"spec {spec} is not affine, a lookup or a narrow float"
+    if isinstance(spec, ScaledSpec) and spec.dtype != torch.float8_e4m3fn:
+        return f"narrow floats must be float8_e4m3fn, not {spec.dtype}"
     if isinstance(spec, AffineSpec) and spec.order == "indexed":
         return "groups of a panel have one size; this weight's group index makes them uneven"
     if spec.scale not in (torch.float16, torch.float32):
         return f"scales must be float16 or float32, not {spec.scale}"
-    if not 1 <= spec.bits <= (4 if isinstance(spec, LookupSpec) else 8):
-        return f"{spec.bits} bits; panels hold 1 to 8, and 4 at most with a table"
+    if not 1 <= bits_of(spec) <= (4 if isinstance(spec, LookupSpec) else 8):
+        return f"{bits_of(spec)} bits; panels hold 1 to 8, and 4 at most with a table"
     return None
 
 
@@ -86,12 +96,12 @@ def is_permuted(spec: Spec) -> bool:
     return isinstance(spec, AffineSpec) and spec.order == "permuted"
 
 
-def _head(spec: AffineSpec | LookupSpec) -> int:
+def _head(spec: PanelSpec) -> int:
     extra = 4 if form_of(spec) in (1, 2) else 0
     return ROWS * (spec.scale.itemsize + extra)
 
 
-def _group_columns(spec: AffineSpec | LookupSpec, k: int) -> Iterator[int]:
+def _group_columns(spec: PanelSpec, k: int) -> Iterator[int]:
     for start in range(0, k, spec.group):
         yield min(spec.group, k - start)
 
@@ -101,10 +111,11 @@ def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     reason = unfit(spec)
     if reason:
         raise LayoutError(f"layout {NAME}", reason, "a spec that fits", "choose another kernel")
-    assert isinstance(spec, (AffineSpec, LookupSpec))
+    assert isinstance(spec, PanelSpec)
     full, rest = divmod(k, spec.group)
-    each = _head(spec) + -(-spec.group // UNIT) * ROWS * spec.bits
-    last = _head(spec) + -(-rest // UNIT) * ROWS * spec.bits if rest else 0
+    unit = ROWS * bits_of(spec)
+    each = _head(spec) + -(-spec.group // UNIT) * unit
+    last = _head(spec) + -(-rest // UNIT) * unit if rest else 0
     blob = Field("blob", torch.uint8, (-(-n // ROWS), full * each + last), rows=ROWS)
     table = Field("table", torch.int8, (16,), rows=0)
     if not is_permuted(spec):
@@ -114,12 +125,12 @@ def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
 
 def _decode(weight: QuantizedTensor) -> torch.Tensor:
     spec, (n, k), blob = weight.spec, weight.shape, weight.parts["blob"]
-    assert isinstance(spec, (AffineSpec, LookupSpec))
-    out, at = [], 0
+    assert isinstance(spec, PanelSpec)
+    out, at, bits = [], 0, bits_of(spec)
     for columns in _group_columns(spec, k):
-        head, size = blob[:, at : at + _head(spec)], -(-columns // UNIT) * ROWS * spec.bits
+        head, size = blob[:, at : at + _head(spec)], -(-columns // UNIT) * ROWS * bits
         body = blob[:, at + _head(spec) : at + _head(spec) + size]
-        codes = _codes(body.reshape(len(blob), -1, ROWS * spec.bits), spec.bits)
+        codes = _codes(body.reshape(len(blob), -1, ROWS * bits), bits)
         out.append(_values(codes, head, weight)[:, :columns])
         at += _head(spec) + size
     values = torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
@@ -148,11 +159,13 @@ def _words(bits: int) -> tuple[int, ...]:
 
 def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor:
     spec = weight.spec
-    assert isinstance(spec, (AffineSpec, LookupSpec))
+    assert isinstance(spec, PanelSpec)
     size = ROWS * spec.scale.itemsize
     scale = head[:, :size].contiguous().view(spec.scale).float()[:, None]
     if isinstance(spec, LookupSpec):
         return scale * weight.parts["table"].float()[codes.long()]
+    if isinstance(spec, ScaledSpec):
+        return scale * codes.to(torch.uint8).view(spec.dtype).float()
     middle = 1 << (spec.bits - 1)
     codes = codes ^ middle
     if spec.form == "symmetric":
@@ -164,20 +177,20 @@ def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) ->
 
 
 def _target(spec: Spec) -> Spec | None:
-    if isinstance(spec, (AffineSpec, LookupSpec)) and spec.scale == torch.bfloat16:
+    if isinstance(spec, PanelSpec) and spec.scale == torch.bfloat16:
         spec = replace(spec, scale=torch.float32)  # wider, hence exact
     return None if unfit(spec) else spec
 
 
 def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     spec = _target(weight.spec)
-    assert isinstance(spec, (AffineSpec, LookupSpec))
+    assert isinstance(spec, PanelSpec)
     load_library()
     extra = None
     if form_of(spec) in (1, 2):
         extra = weight.parts["zero" if form_of(spec) == 1 else "offset"].float().contiguous()
     group = min(spec.group, weight.shape[1])
-    codes = weight.parts["codes"]
+    codes = _float8_codes(weight) if isinstance(spec, ScaledSpec) else weight.parts["codes"]
     order = None
     if is_permuted(spec):
         order = torch.argsort(weight.parts["g_idx"], stable=True)
@@ -186,7 +199,7 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
         codes.contiguous(),
         weight.parts["scale"].to(spec.scale).contiguous(),
         extra,
-        spec.bits,
+        bits_of(spec),
         group,
         form_of(spec),
     )
@@ -199,5 +212,17 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     return QuantizedTensor(spec, NAME, weight.shape, parts)
 
 
+def _float8_codes(weight: QuantizedTensor) -> torch.Tensor:
+    """The bytes of narrow floats. Kernels know no NaN, which a weight should not have."""
+    codes = weight.parts["data"].contiguous().view(torch.uint8)
+    if bool(((codes & 0x7F) == 0x7F).any()):
+        raise LayoutError(
+            f"layout {NAME}", "a weight holds NaN", "numbers", "write the checkpoint again"
+        )
+    return codes
+
+
 PANEL = register_layout(Layout(NAME, _fields, _decode))
-EDGES = tuple(register_edge(Edge(source, NAME, _target, _pack)) for source in ("affine", "lookup"))
+EDGES = tuple(
+    register_edge(Edge(source, NAME, _target, _pack)) for source in ("affine", "lookup", "scaled")
+)

@@ -17,7 +17,7 @@ from qcompile.kernel import Accept, Kernel, Reject
 from qcompile.layout import QuantizedTensor
 from qcompile.passes.select import select
 from qcompile.site import EmbeddingSite, LinearSite
-from qcompile.spec import AffineSpec, LookupSpec
+from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec
 from qcompile.target import Target
 
 CPU = backends.load("cpu")
@@ -29,7 +29,7 @@ KERNELS = [kernel for kernel in CPU.KERNELS if kernel.kind != "experts"]
 SHAPES = ((17, 8), (16, 32), (37, 203), (130, 96), (48, 520), (20, 4096))
 
 
-def specs() -> Iterator[AffineSpec | LookupSpec]:
+def specs() -> Iterator[AffineSpec | LookupSpec | ScaledSpec]:
     forms = ("symmetric", "zero", "offset")
     for bits, form in itertools.product((1, 2, 3, 4, 5, 6, 7, 8), forms):
         yield AffineSpec(bits, 32, form, torch.float16 if bits % 2 else torch.float32)  # type: ignore[arg-type]
@@ -40,6 +40,8 @@ def specs() -> Iterator[AffineSpec | LookupSpec]:
     for bits in (2, 3, 4):
         yield LookupSpec(bits, 32, tuple(range(-5, -5 + 2**bits)), torch.float16)
     yield LookupSpec(3, 16, (8, 25, 43, -8, -25, -43))
+    for group, scale in ((32, torch.float32), (20, torch.float16), (4096, torch.bfloat16)):
+        yield ScaledSpec(torch.float8_e4m3fn, group, scale)
 
 
 def packed_for(kernel: Kernel, weight: QuantizedTensor) -> QuantizedTensor:
@@ -81,7 +83,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("spec", specs(), ids=str)
 def test_accepted_sites_agree_with_the_reference(
-    kernel: Kernel, spec: AffineSpec | LookupSpec
+    kernel: Kernel, spec: AffineSpec | LookupSpec | ScaledSpec
 ) -> None:
     torch.manual_seed(0)
     for n, k in SHAPES:

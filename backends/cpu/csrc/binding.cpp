@@ -65,7 +65,8 @@ Tensor empty_of(const Tensor& x, const std::vector<int64_t>& shape) {
 Weight weight_over(const void* blob, const void* table, int64_t n, int64_t k, int64_t bits,
                    int64_t group, int64_t form, int64_t scale) {
   STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1 && n >= 1 && k >= 1 && form >= 0 &&
-                      form <= LOOKUP && (form != LOOKUP || bits <= 4),
+                      form <= FLOAT8 && (form != LOOKUP || bits <= 4) &&
+                      (form != FLOAT8 || bits == 8),
                   "qcompile_cpu: unknown shape, width, group or form");
   return {static_cast<const uint8_t*>(blob), static_cast<const int8_t*>(table), n, k, group,
           static_cast<int>(bits), static_cast<Form>(form), static_cast<Number>(scale)};

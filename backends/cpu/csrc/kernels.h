@@ -64,8 +64,19 @@ inline __attribute__((always_inline)) Lanes number(const Unit& unit, int column,
     at = 0;
   }
   at %= 32;
+  if (FORM == FLOAT8) {
+    Words sign = shift_left(unsigned_bits(word, at + 7, 1), 15);
+    return from_halves(join(sign, shift_left(unsigned_bits(word, at, 7), 7)));
+  }
   if (FORM != LOOKUP) return to_lanes(signed_bits(word, at, BITS));
   return to_lanes(signed_bits(look_up(table, unsigned_bits(word, at, BITS)), 0, 8));
+}
+
+// The factor of a group's numbers.
+template <int FORM>
+inline Lanes scale_of(const Weight& w, const uint8_t* head) {
+  Lanes scale = load_numbers(head, w.scale);
+  return FORM == FLOAT8 ? mul(scale, spread(FLOAT8_STEP)) : scale;
 }
 
 // **** output ****
@@ -136,7 +147,7 @@ void few_rows(const Weight& w, const Rows& in, const Output& out, int64_t m0, in
         }
       }
       for (int i = 0; i < P; i++) {
-        Lanes scale = load_numbers(head + i * bytes, w.scale);
+        Lanes scale = scale_of<FORM>(w, head + i * bytes);
         for (int m = 0; m < M; m++) {
           const Lanes* both = sums + (m * P + i) * S;
           Lanes sum = S == 2 ? add(both[0], both[S - 1]) : both[0];
@@ -189,7 +200,7 @@ struct Cursor {
 template <int BITS, int FORM>
 void decode_units(const Weight& w, const uint8_t* head, int64_t unit, int64_t count, float* tile) {
   const Table table = load_table(w.table);
-  Lanes scale = load_numbers(head, w.scale), extra = zeros();
+  Lanes scale = scale_of<FORM>(w, head), extra = zeros();
   if (FORM == ZERO || FORM == OFFSET) {
     extra = load_lanes(reinterpret_cast<const float*>(head + w.scale_bytes()));
   }
@@ -314,6 +325,7 @@ Run pick_form(bool is_few, const Weight& w) {
     case ZERO: return pick_bits<ZERO>(is_few, w.bits);
     case OFFSET: return pick_bits<OFFSET>(is_few, w.bits);
     case LOOKUP: return pick_bits<LOOKUP>(is_few, w.bits);
+    case FLOAT8: return pick<FLOAT8, 8>(is_few);
     default: return pick_bits<SYMMETRIC>(is_few, w.bits);
   }
 }

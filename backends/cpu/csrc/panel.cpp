@@ -106,7 +106,8 @@ void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const 
                 uint8_t* out, int64_t panel) {
   const int64_t groups = w.groups(), first = panel * ROWS;
   const int rows = static_cast<int>(w.n - first < ROWS ? w.n - first : ROWS);
-  const uint64_t flip = w.form != LOOKUP ? 0x0101010101010101u << (w.bits - 1) : 0;
+  const bool plain = w.form == LOOKUP || w.form == FLOAT8;
+  const uint64_t flip = !plain ? 0x0101010101010101u << (w.bits - 1) : 0;
   if (rows < ROWS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
   for (int64_t g = 0; g < groups; g++) {
     for (int r = 0; r < rows; r++) pack_head(w, scale, extra, first + r, g, r, out);
@@ -132,6 +133,10 @@ void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const 
 
 float value_of(const Weight& w, int code, float scale, float extra) {
   if (w.form == LOOKUP) return scale * static_cast<float>(w.table[code]);
+  if (w.form == FLOAT8) {
+    const uint16_t bits = half_of_float8(static_cast<uint32_t>(code));
+    return scale * (to_float(&bits, 0, F16) * FLOAT8_STEP);
+  }
   const int half = 1 << (w.bits - 1);  // the top bit is stored flipped
   code ^= half;
   switch (w.form) {

@@ -9,7 +9,8 @@
 //            3 = 2 + 1), and each word is stored for all 16 rows before the next: little-endian.
 //
 // Codes are stored minus 2^(bits - 1), in two's complement, so that sums of x times code do not
-// grow by a middle value that is subtracted later. Codes of a lookup are stored as they are.
+// grow by a middle value that is subtracted later. Codes of a lookup are stored as they are, and so
+// are those of the form float8, which are numbers of the type e4m3fn.
 // Every group is padded to a multiple of 8 columns and every panel to 16 rows, with zero bits.
 #pragma once
 #include <cstddef>
@@ -17,10 +18,16 @@
 
 namespace qc {
 
-enum Form : int { SYMMETRIC = 0, ZERO = 1, OFFSET = 2, LOOKUP = 3 };
+enum Form : int { SYMMETRIC = 0, ZERO = 1, OFFSET = 2, LOOKUP = 3, FLOAT8 = 4 };
 enum Number : int { F32 = 0, F16 = 1, BF16 = 2 };
 
 constexpr int64_t bytes_of(Number type) { return type == F32 ? 4 : 2; }
+
+// A float8 (e4m3fn) whose bits stand in a half is this much smaller than it should be.
+constexpr float FLOAT8_STEP = 256.f;
+constexpr uint16_t half_of_float8(uint32_t code) {
+  return static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7fu) << 7);
+}
 
 constexpr int ROWS = 16;  // rows of a panel
 constexpr int UNIT = 8;   // columns of a unit

@@ -102,6 +102,12 @@ inline Words shift_right_signed(const Words& x, int by) {
 inline Lanes to_lanes(const Words& x) {
   return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
 }
+// The low halves of words as numbers of sixteen bits.
+inline Lanes from_halves(const Words& x) {
+  __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(both)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(both, 1))};
+}
 inline Table load_table(const int8_t* p) { return {_mm256_broadcastsi128_si256(load_128(p))}; }
 // Every byte of every word becomes the table's entry of that number, 0 to 15.
 inline Words look_up(const Table& table, const Words& x) {

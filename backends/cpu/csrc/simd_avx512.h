@@ -77,6 +77,10 @@ inline Words shift_right_signed(const Words& x, int by) {
   return {_mm512_srai_epi32(x.v, static_cast<unsigned>(by))};
 }
 inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
+// The low halves of words as numbers of sixteen bits.
+inline Lanes from_halves(const Words& x) {
+  return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))};
+}
 inline Table load_table(const int8_t* p) { return {_mm512_broadcast_i32x4(load_128(p))}; }
 // Every byte of every word becomes the table's entry of that number, 0 to 15.
 inline Words look_up(const Table& table, const Words& x) {

@@ -69,6 +69,15 @@ inline Words shift_right_signed(const Words& x, int by) {
 inline Lanes to_lanes(const Words& x) {
   Lanes r; QC_EACH r.v[i] = static_cast<float>(static_cast<int32_t>(x.v[i])); return r;
 }
+// The low halves of words as numbers of sixteen bits.
+inline Lanes from_halves(const Words& x) {
+  Lanes r;
+  QC_EACH {
+    uint16_t half = static_cast<uint16_t>(x.v[i]);
+    r.v[i] = qc::to_float(&half, 0, qc::F16);
+  }
+  return r;
+}
 inline Table load_table(const int8_t* p) { return {p}; }
 // Every byte of every word becomes the table's entry of that number, 0 to 15.
 inline Words look_up(const Table& table, const Words& x) {

@@ -14,7 +14,7 @@ from qcompile.backends.cpu import panel
 from qcompile.edge import find_route
 from qcompile.errors import LayoutError
 from qcompile.layout import QuantizedTensor, layout_of
-from qcompile.spec import AffineForm, AffineSpec, FloatSpec, LookupSpec, Spec
+from qcompile.spec import AffineForm, AffineSpec, FloatSpec, LookupSpec, ScaledSpec, Spec
 
 
 def packed(weight: QuantizedTensor) -> QuantizedTensor:
@@ -78,7 +78,7 @@ def test_codes_of_a_lookup_are_stored_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (FloatSpec(torch.float32), "neither"),
+        (FloatSpec(torch.float32), "is not affine"),
         (AffineSpec(4, 32, "zero", order="indexed"), "index"),
         (AffineSpec(4, 32, "zero", torch.bfloat16), "bfloat16"),
         (AffineSpec(9, 32, "zero"), "9 bits"),
@@ -118,3 +118,12 @@ def test_permuted_columns_are_put_in_order(group: int) -> None:
     found.check("here")
     assert torch.equal(found.dequantize(), weight.dequantize())
     assert sorted(found.parts["columns"].tolist()) == list(range(200))
+
+
+def test_a_narrow_float_that_is_no_number_is_refused() -> None:
+    spec = ScaledSpec(torch.float8_e4m3fn, 8, torch.float32)
+    weight = random_weight(spec, 16, 8)
+    assert torch.equal(packed(weight).dequantize(), weight.dequantize())
+    weight.parts["data"].view(torch.uint8)[3, 5] = 0xFF
+    with pytest.raises(LayoutError, match="NaN"):
+        packed(weight)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from qcompile import backends
-from qcompile.backends.npu import emulator, nibbles
-from qcompile.backends.npu.emulator import Mode, emulating
+from qcompile.backends.npu import emulation, emulator, nibbles
+from qcompile.backends.npu.emulation import Mode, emulating
 from qcompile.backends.npu.schemas import SCHEMAS
 from qcompile.errors import LowerError
 
@@ -262,12 +262,12 @@ def test_quantized_activations(dtype: torch.dtype) -> None:
 
 
 def test_nothing_runs_unless_asked() -> None:
-    token = emulator._mode.set(None)
+    token = emulation._mode.set(None)
     try:
         with pytest.raises(LowerError, match=r"no Ascend device[\s\S]*emulate=True"):
             product(**call())
     finally:
-        emulator._mode.reset(token)
+        emulation._mode.reset(token)
 
 
 def test_every_schema_has_its_operator() -> None:
