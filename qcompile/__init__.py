@@ -16,6 +16,7 @@ from qcompile.errors import (
     SchemeError,
     VerifyError,
 )
+from qcompile.register import register_experts
 from qcompile.writers import save_checkpoint
 
 __version__ = "0.1.0"
@@ -33,5 +34,6 @@ __all__ = [
     "open",
     "optimize",
     "plan",
+    "register_experts",
     "save_checkpoint",
 ]

@@ -24,6 +24,7 @@ from torch import nn
 from qcompile.activation import Activation, recognise
 from qcompile.errors import CaptureError
 from qcompile.ops_experts import moe
+from qcompile.register import StackedExperts, adapt
 
 _NAME = "qcompile"
 _ACTIVATION = "qcompile_activation"
@@ -53,20 +54,33 @@ class ExpertsModule:
 
 
 def experts_modules(model: nn.Module) -> list[ExpertsModule]:
-    """The experts modules of a model that transformers built.
+    """The experts modules of a model that transformers built, or of registered blocks.
 
     Raises:
         CaptureError: one computes something that the canonical op cannot say.
     """
-    return [
-        _described(path, module) for path, module in model.named_modules() if _is_experts(module)
-    ]
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, StackedExperts):
+            found.append(_stacked(path, module))
+        elif _is_experts(module):
+            found.append(_described(path, module))
+    return found
 
 
 def _is_experts(module: nn.Module) -> bool:
     """Whether a module is of a class that transformers lets registered functions compute."""
     flags = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate")
     return all(hasattr(module, flag) for flag in flags) and hasattr(module, "config")
+
+
+def _stacked(path: str, module: StackedExperts) -> ExpertsModule:
+    up = f"{path}.{'gate_up_proj' if module.has_gate else 'up_proj'}"
+    down = f"{path}.down_proj"
+    names = dict(module.named_parameters(prefix=path))
+    up_bias, down_bias = (n if (n := f"{name}_bias") in names else None for name in (up, down))
+    activation = Activation.parse(module.activation)
+    return ExpertsModule(path, up, down, up_bias, down_bias, False, activation)
 
 
 def _described(path: str, module: Any) -> ExpertsModule:
@@ -150,19 +164,20 @@ def one_node_a_layer(model: nn.Module) -> Iterator[list[ExpertsModule]]:
     Args:
         model: its experts modules keep their parameters and get our function.
     """
-    found = experts_modules(model)
-    undo: list[Callable[[], None]] = []
-    if found:
-        interface = sys.modules["transformers.integrations.moe"].ALL_EXPERTS_FUNCTIONS
-        interface.register(_NAME, experts_forward)
+    undo = adapt(model)
     try:
+        found = experts_modules(model)
         for described in found:
             module: Any = model.get_submodule(described.path)
+            if isinstance(module, StackedExperts):
+                continue
+            interface = sys.modules["transformers.integrations.moe"].ALL_EXPERTS_FUNCTIONS
+            interface.register(_NAME, experts_forward)
             setattr(module, _ACTIVATION, str(described.activation))
             undo.append(_switch(module.config))
         yield found
     except BaseException:
-        for step in undo:
+        for step in reversed(undo):
             step()
         raise
 

@@ -111,7 +111,7 @@ def test_no_key_of_an_expert_is_left_over(tmp_path: Path) -> None:
     source = small("qwen3moe")
     layers = folder_layers("qwen3moe", source)
     layers["model.layers.0.mlp.experts.4.up_proj"] = gptq(32, 64, Gptq(4, 32), 5)
-    with pytest.raises(SchemeError, match=r"expert 4[\s\S]*experts 0 to 3"):
+    with pytest.raises(SchemeError, match=r"layers\.0\.mlp\.experts[\s\S]*expert 4"):
         _load(write_experts(tmp_path / "more", source, layers))
     del layers["model.layers.0.mlp.experts.4.up_proj"]
     layers["model.layers.0.mlp.expert.1.up_proj"] = gptq(32, 64, Gptq(4, 32), 5)

@@ -56,7 +56,9 @@ def folder_layers(
             found |= _experts(architecture, layer, parameter, value, pack, seed, state)
             continue
         linear = name.endswith("_proj.weight")
-        packed = pack(name.removesuffix(".weight"), *value.shape, seed) if linear else None
+        packed = None
+        if linear:
+            packed = pack(name.removesuffix(".weight"), value.shape[0], value.shape[1], seed)
         if packed is None:
             written = name
             if architecture == "mixtral":
@@ -87,7 +89,7 @@ def _experts(
     found: dict[str, Packed | torch.Tensor] = {}
     weights, biases = [], []
     for expert in range(len(value)):
-        parts = []
+        parts: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for place, role in enumerate(roles):
             name = expert_name(architecture, layer, expert, role)
             marked = f"gpt.{name}" if turned else name

@@ -17,15 +17,13 @@ import torch
 from qcompile.errors import SchemeError
 from qcompile.experts_layout import experts_weight, stack_experts
 from qcompile.layout import QuantizedTensor, Shape
+from qcompile.register import registered_roles
 from qcompile.site import ExpertsSite
 from qcompile.spec import FloatSpec, Role, is_quantized
 from qcompile.unify import unified
 from qcompile.weight import Rows, WeightRef
 
-_EXPERT = re.compile(
-    r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|gate_up_proj|down_proj|w[123])"
-    r"\.(?P<kind>weight|bias)"
-)
+_EXPERT = re.compile(r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bias)")
 # GPTQModel's names for gpt-oss.
 _LISTED = re.compile(
     r"(?P<layer>.+)\.(?P<part>gate_up_proj|down_proj)s\.(?P<expert>\d+)\.(?P<kind>weight|bias)"
@@ -141,23 +139,28 @@ class ExpertsLayer:
 
 
 def experts_layers(
-    tensors: Mapping[str, WeightRef], model_type: object = None
+    tensors: Mapping[str, WeightRef],
+    model_type: object = None,
+    roles: Mapping[str, Role] = _ROLES,
 ) -> dict[str, ExpertsLayer]:
     """The layers whose experts are stored one by one, by the folder's path.
 
     Args:
         tensors: weights under the folder's names.
         model_type: what the configuration calls the model.
+        roles: what the linears of an expert are called.
     """
     layers: dict[str, ExpertsLayer] = {}
     for name, weight in tensors.items():
         match = _EXPERT.fullmatch(name) or _LISTED.fullmatch(name)
-        if match is None or len(weight.shape) != (2 if match["kind"] == "weight" else 1):
+        if match is None or match["part"] not in roles:
+            continue
+        if len(weight.shape) != (2 if match["kind"] == "weight" else 1):
             continue
         fresh = ExpertsLayer(match["layer"], in_turns=model_type in _IN_TURNS)
         layer = layers.setdefault(match["layer"], fresh)
         kept = layer.members if match["kind"] == "weight" else layer.biases
-        kept.setdefault(_ROLES[match["part"]], {})[int(match["expert"])] = weight
+        kept.setdefault(roles[match["part"]], {})[int(match["expert"])] = weight
         layer.names.append(name)
     return {path: layer for path, layer in layers.items() if layer.members}
 
@@ -173,7 +176,9 @@ def assembled(
         model_type: what the configuration calls the model.
     """
     found = {_renamed(name, wanted): weight for name, weight in tensors.items()}
-    for layer in experts_layers(tensors, model_type).values():
+    # Names of the user's own are only taken where the model holds the experts in one.
+    known = {**_ROLES, **registered_roles()}
+    for layer in experts_layers(tensors, model_type, known).values():
         path = _renamed_path(layer.path)
         up: tuple[Role, ...] = ("gate", "up") if "gate" in layer.members else ("gate_up",)
         parts: dict[str, tuple[Role, ...]] = {
