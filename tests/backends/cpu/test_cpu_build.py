@@ -83,8 +83,8 @@ def test_a_damaged_cache_entry_is_built_again(tmp_path: Path, quick: Path) -> No
     entry.write_bytes(b"\x7fELF, but not for long")
     assert run_with(quick, tmp_path) == entry
     made = sorted(call.split(" -o ")[1].split()[0] for call in calls_of(quick))
-    objects = ["binding.o", "kernels_avx2.o", "kernels_generic.o"]
-    assert made == [*objects, "out.so", "panel.o"]
+    sources = ("binding", "experts", "kernels_avx2", "kernels_avx512", "kernels_generic", "panel")
+    assert made == sorted([*(f"{name}.o" for name in sources), "out.so"])
     assert entry.stat().st_size > 10_000
     assert sorted(file.suffix for file in entry.parent.iterdir()) == [".lock", ".so"]
 
