@@ -37,6 +37,7 @@ from qcompile.prepare import (
 )
 from qcompile.progress import Reporting, reporter
 from qcompile.schemes import Checkpoint
+from qcompile.sealed import seal
 from qcompile.session import Emulation, Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
@@ -311,6 +312,7 @@ def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> Non
             return run(*args, **kwargs)
 
     model.forward = forward
+    seal(model)
     # object.__setattr__: a module would look for parameters in it.
     object.__setattr__(model, "qcompile", session)
 
