@@ -15,7 +15,8 @@ import torch
 from qcompile.backends.npu import edges as _edges  # noqa: F401 - registers layouts and edges
 from qcompile.backends.npu import words as _words  # noqa: F401 - registers direct edges
 from qcompile.backends.npu.embedding import PackedEmbedding
-from qcompile.backends.npu.emulator import Mode, define, describe, emulating
+from qcompile.backends.npu.emulation import Mode, emulating
+from qcompile.backends.npu.emulator import define, describe
 from qcompile.backends.npu.graphs import EMITTERS
 from qcompile.backends.npu.layouts import DTYPES, ORDERS
 from qcompile.backends.npu.linear import PackedLinear, arch_of

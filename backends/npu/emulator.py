@@ -16,82 +16,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from qcompile.backends.npu import nibbles
+from qcompile.backends.npu import emulator_experts, nibbles
 from qcompile.backends.npu.contract import int4pack, quant_matmul, weight_quant
 from qcompile.backends.npu.contract.quant_matmul import DynamicCall, QuantCall
 from qcompile.backends.npu.contract.rules import is_turned
 from qcompile.backends.npu.contract.weight_quant import WeightQuantCall
+from qcompile.backends.npu.emulation import check, current, judged, unknown
 from qcompile.backends.npu.schemas import SCHEMAS, VERSION
-from qcompile.errors import LowerError
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How operators are emulated.
-
-    Attributes:
-        arch: whose rules hold.
-        wide: whether to compute in float32 throughout.
-    """
-
-    arch: str
-    wide: bool = False
-
-
-_mode: ContextVar[Mode | None] = ContextVar("qcompile_npu_mode", default=None)
-
-
-@contextmanager
-def emulating(mode: Mode) -> Iterator[None]:
-    """Let CPU tensors through the vendor's operators."""
-    token = _mode.set(mode)
-    try:
-        yield
-    finally:
-        _mode.reset(token)
-
-
-def _current(operator: str) -> Mode:
-    mode = _mode.get()
-    if mode is None:
-        raise LowerError(
-            f"torch.ops.npu.{operator}",
-            "CPU tensors: no Ascend device runs this graph",
-            "a device with torch_npu, or the emulator",
-            "pass emulate=True, or run on a machine with an Ascend device",
-        )
-    return mode
-
-
-def _check(operator: str, reason: str | None) -> None:
-    if reason is not None:
-        raise LowerError(
-            f"torch.ops.npu.{operator}",
-            reason,
-            "a call that the device takes",
-            "report this: a kernel accepted a site and put a wrong call into the graph",
-        )
-
-
-def _unknown(operator: str, given: dict[str, object]) -> None:
-    """Arguments that no kernel of ours passes are not emulated."""
-    for name, value in given.items():
-        unset = value is None or (isinstance(value, (int, float)) and value == 0)
-        _check(operator, None if unset else f"{name} is not emulated")
-
-
-def _judged(x: torch.Tensor, dtype: torch.dtype, mode: Mode) -> torch.Tensor:
-    """x as the rules shall see it: in float32 mode with the dtype that a device would get."""
-    return x.to(device="meta", dtype=dtype) if mode.wide else x
-
 
 # **** operators, one function each ****
 
@@ -110,24 +46,24 @@ def weight_quant_batchmatmul(
 ) -> torch.Tensor:
     """``x @ ((weight + offset) * scale) + bias``; see ``contract.weight_quant``."""
     name = weight_quant.NAME
-    mode = _current(name)
-    _unknown(name, {"quant_scale": quant_scale, "quant_offset": quant_offset})
-    _unknown(name, {"inner_precise": inner_precise, "weight_dtype": weight_dtype})
+    mode = current(name)
+    unknown(name, {"quant_scale": quant_scale, "quant_offset": quant_offset})
+    unknown(name, {"inner_precise": inner_precise, "weight_dtype": weight_dtype})
     dtype = antiquant_scale.dtype
     seen = bias
     if bias is not None and mode.wide:
         wanted = torch.float32 if dtype == torch.bfloat16 else dtype
-        seen = _judged(bias, wanted, mode)
+        seen = judged(bias, wanted, mode)
     call = WeightQuantCall(
         mode.arch,
-        _judged(x, dtype, mode),
+        judged(x, dtype, mode),
         weight,
         antiquant_scale,
         antiquant_offset,
         seen,
         antiquant_group_size,
     )
-    _check(name, weight_quant.violated(call))
+    check(name, weight_quant.violated(call))
     y = x.float() @ _decoded(call, torch.float32 if mode.wide else x.dtype)
     if bias is not None:
         y = y + bias.float()
@@ -162,12 +98,12 @@ def dynamic_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int8 and scales float32 ``[M]``: the largest of a token is 127 steps."""
     name = "npu_dynamic_quant"
-    mode = _current(name)
-    _unknown(name, {"smooth_scales": smooth_scales, "group_index": group_index})
-    _unknown(name, {"dst_type": dst_type, "dst_type_max": dst_type_max})
-    _check(name, None if quant_mode == "pertoken" else f"quant_mode {quant_mode}")
+    mode = current(name)
+    unknown(name, {"smooth_scales": smooth_scales, "group_index": group_index})
+    unknown(name, {"dst_type": dst_type, "dst_type_max": dst_type_max})
+    check(name, None if quant_mode == "pertoken" else f"quant_mode {quant_mode}")
     dtype = input.dtype if input.dtype != torch.float32 else torch.float16
-    _check(name, quant_matmul.violated_dynamic(DynamicCall(mode.arch, _judged(input, dtype, mode))))
+    check(name, quant_matmul.violated_dynamic(DynamicCall(mode.arch, judged(input, dtype, mode))))
     wide = input.float()
     scale = wide.abs().amax(-1) / 127.0
     steps = wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
@@ -192,13 +128,13 @@ def quantized_matmul(
 ) -> torch.Tensor:
     """``(x1 @ x2) * scale * pertoken_scale[:, None] + bias``; see ``contract.quant_matmul``."""
     name = quant_matmul.NAME
-    mode = _current(name)
-    _unknown(name, {"offset": offset, "x1_dtype": x1_dtype, "x2_dtype": x2_dtype})
-    _unknown(name, {"pertoken_scale_dtype": pertoken_scale_dtype, "scale_dtype": scale_dtype})
-    _unknown(name, {"group_sizes": group_sizes, "y_scale": y_scale})
+    mode = current(name)
+    unknown(name, {"offset": offset, "x1_dtype": x1_dtype, "x2_dtype": x2_dtype})
+    unknown(name, {"pertoken_scale_dtype": pertoken_scale_dtype, "scale_dtype": scale_dtype})
+    unknown(name, {"group_sizes": group_sizes, "y_scale": y_scale})
     output = None if output_dtype is None else _DTYPES.get(output_dtype)
     call = QuantCall(mode.arch, x1, x2, scale, pertoken_scale, bias, output)
-    _check(name, quant_matmul.violated(call))
+    check(name, quant_matmul.violated(call))
     # Double holds every sum of products of two int8 exactly.
     sums = x1.double() @ x2.double()
     if bias is not None and bias.dtype == torch.int32:
@@ -214,8 +150,8 @@ def quantized_matmul(
 
 def convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
     """Eight values of the last dimension in an int32; see ``contract.int4pack``."""
-    _current(int4pack.NAME)
-    _check(int4pack.NAME, int4pack.violated(weight))
+    current(int4pack.NAME)
+    check(int4pack.NAME, int4pack.violated(weight))
     return nibbles.pack(weight.to(torch.int8))
 
 
@@ -226,6 +162,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "npu_dynamic_quant": dynamic_quant,
     quant_matmul.NAME: quantized_matmul,
     weight_quant.NAME: weight_quant_batchmatmul,
+    **emulator_experts.OPERATORS,
 }
 
 
@@ -256,6 +193,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "npu_dynamic_quant": _dynamic_shape,
     quant_matmul.NAME: _quant_shape,
     weight_quant.NAME: _weight_quant_shape,
+    **emulator_experts.SHAPES,
 }
 
 

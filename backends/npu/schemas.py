@@ -20,6 +20,30 @@ SCHEMAS: dict[str, str] = {
         "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, "
         'int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.) -> (Tensor, Tensor)'
     ),
+    "npu_grouped_matmul": (
+        "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, "
+        "Tensor[]? scale=None, Tensor[]? offset=None, Tensor[]? antiquant_scale=None, "
+        "Tensor[]? antiquant_offset=None, Tensor[]? per_token_scale=None, Tensor? "
+        "group_list=None, Tensor[]? activation_input=None, Tensor[]? "
+        "activation_quant_scale=None, Tensor[]? activation_quant_offset=None, int? "
+        "split_item=0, int? group_type=None, int? group_list_type=0, int? act_type=0, "
+        "int[]? tuning_config=None, int? output_dtype=None, int? x_dtype=None, int? "
+        "weight_dtype=None, int? scale_dtype=None, int? per_token_scale_dtype=None) -> "
+        "Tensor[]"
+    ),
+    "npu_moe_finalize_routing": (
+        "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? "
+        "skip2, Tensor? bias, Tensor? scales, Tensor expanded_src_to_dst_row, Tensor? "
+        "export_for_source_row, int? drop_pad_mode=0, int? k=1) -> Tensor"
+    ),
+    "npu_moe_init_routing_v2": (
+        "npu_moe_init_routing_v2(Tensor x, Tensor expert_idx, *, Tensor? scale=None, "
+        "Tensor? offset=None, int active_num=-1, int expert_capacity=-1, int "
+        "expert_num=-1, int drop_pad_mode=0, int expert_tokens_num_type=0, bool "
+        "expert_tokens_num_flag=False, int quant_mode=-1, int[2] active_expert_range=[], "
+        "int row_idx_type=0, int? x_dtype=None) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "npu_swiglu": ("npu_swiglu(Tensor input, int dim=-1) -> Tensor"),
     "npu_quant_matmul": (
         "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
         "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from qcompile.backends.npu import emulator
-from qcompile.backends.npu.emulator import Mode, emulating
+from qcompile.backends.npu.emulation import Mode, emulating
 
 Tensor = torch.Tensor
 _NUMBERS = {torch.float16: 5, torch.bfloat16: 15, torch.int8: 1}

@@ -37,7 +37,7 @@ from npu_package.handlers import handlers
 from qcompile import backends
 from qcompile.backends import npu
 from qcompile.backends.npu import nibbles
-from qcompile.backends.npu.emulator import Mode
+from qcompile.backends.npu.emulation import Mode
 from qcompile.backends.npu.layouts import DTYPES, ORDERS
 from qcompile.backends.npu.schemas import SCHEMAS, VERSION
 from qcompile.edge import find_route

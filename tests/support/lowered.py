@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from qcompile import ops
-from qcompile.backends.npu.emulator import Mode, emulating
+from qcompile.backends.npu.emulation import Mode, emulating
 from qcompile.kernel import Kernel
 from qcompile.layout import QuantizedTensor
 
