@@ -17,6 +17,7 @@ from qcompile.backends.npu import words as _words  # noqa: F401 - registers dire
 from qcompile.backends.npu.embedding import PackedEmbedding
 from qcompile.backends.npu.emulation import Mode, emulating
 from qcompile.backends.npu.emulator import define, describe
+from qcompile.backends.npu.experts import PackedExperts
 from qcompile.backends.npu.graphs import EMITTERS
 from qcompile.backends.npu.layouts import DTYPES, ORDERS
 from qcompile.backends.npu.linear import PackedLinear, arch_of
@@ -35,6 +36,7 @@ def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
         *(PackedLinear(order, dtype) for order in orders),
         QuantLinear(dtype),
         *(PackedEmbedding(order) for order in orders if order.rows_first),
+        PackedExperts(packed, dtype),
     )
 
 

@@ -6,6 +6,7 @@ Always holds: as in ``emulator``, which registers these.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -192,13 +193,13 @@ def finalize_shape(rows: torch.Tensor, *rest: Any, **more: Any) -> Any:
     return rows.new_empty((scales.shape[0], rows.shape[1]))
 
 
-OPERATORS = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     grouped.NAME: grouped_matmul,
     grouped.SWIGLU: swiglu,
     grouped.INIT: moe_init_routing_v2,
     grouped.FINALIZE: moe_finalize_routing,
 }
-SHAPES = {
+SHAPES: dict[str, Callable[..., Any]] = {
     grouped.NAME: grouped_shape,
     grouped.SWIGLU: swiglu_shape,
     grouped.INIT: init_shape,
