@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from qcompile import quantizers, schemes
+from qcompile import schemes
 from qcompile.capture import parameter_names
 from qcompile.errors import OptionError, QCompileError
 from qcompile.experts import one_node_a_layer
@@ -45,6 +45,8 @@ from qcompile.target import Target
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from qcompile.quantizers import Options
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -126,7 +128,7 @@ def optimize(
     keep: Iterable[str] = (),
     fullgraph: bool = True,
     progress: Reporting = no_progress,
-    **quantizer: Unpack[quantizers.Options],
+    **quantizer: Unpack[Options],
 ) -> Model:
     """Compile a module so that it runs on quantized weights: a checkpoint's, or its own.
 
@@ -261,18 +263,23 @@ def _prepared(
     scheme: str,
     checkpoint: str | Path | Checkpoint | None,
     keep: Iterable[str],
-    quantizer: quantizers.Options,
+    quantizer: Options,
     make: Callable[..., Session],
     report: Progress,
 ) -> Session:
     """The session of a model with a checkpoint, of one loaded by others, or of a float one."""
+    if checkpoint is not None and not quantizer:
+        return make(checkpoint=checkpoint, keep=keep)
+    from qcompile import quantizers  # not before a model is quantized
+
     if checkpoint is None and packed_modules(model):
         quantizers.refuse_options(quantizer, "a model that is quantized already")
         from qcompile.schemes.loaded import loaded
 
         with loaded(model, scheme) as opened:
             return make(checkpoint=opened, in_place=True)
-    if checkpoint is not None or (not quantizer and _reads(scheme)):
+    reads = scheme == "auto" or (scheme in schemes.names() and scheme not in quantizers.QUANTIZERS)
+    if checkpoint is not None or (not quantizer and reads):
         quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
         return make(checkpoint=checkpoint, keep=keep)
     settings = quantizers.settings_for(scheme, quantizer)
@@ -282,11 +289,6 @@ def _prepared(
     quantizers.quantize(own, report)
     session.plan = dataclasses.replace(session.plan, notes=own.notes())
     return session
-
-
-def _reads(scheme: str) -> bool:
-    """Whether a scheme needs a checkpoint, rather than the values of a float model."""
-    return scheme == "auto" or (scheme in schemes.names() and scheme not in quantizers.QUANTIZERS)
 
 
 def _same_target(target: Target, device: str) -> bool:
