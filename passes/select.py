@@ -16,7 +16,7 @@ import torch
 from qcompile.edge import Route, find_route
 from qcompile.errors import PlanError
 from qcompile.kernel import Accept, Kernel
-from qcompile.passes.weights.requantize import groups_for, requantized
+from qcompile.passes.weights.requantize import candidates
 from qcompile.plan_text import mib, refusals
 from qcompile.plans import Entry, Plan, Verdict
 from qcompile.site import Site
@@ -144,10 +144,7 @@ def _requantize(
 ) -> list[Entry]:
     """The entries of a weight's sites on the weight rounded to 8 bits, where kernels take that."""
     weight = entries[0].site.weight
-    if len(weight.shape) != 2:
-        return entries
-    for group in groups_for(weight):
-        rounded, edge = requantized(weight, group, dtype)
+    for rounded, edge in candidates(weight, dtype):
         sites = [replace(entry.site, weight=rounded) for entry in entries]
         decided = _decide(sites, kernels, target)
         if decided[0].kernel is not None:

@@ -47,7 +47,7 @@ def _combine(
 ) -> torch.Tensor:
     if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < count):
         raise IndexError(f"experts: a chosen expert is outside 0..{count - 1}")
-    wide, out = x.to(torch.float32), torch.zeros(x.shape, dtype=torch.float32)
+    wide, out = x.to(torch.float32), x.new_zeros(x.shape, dtype=torch.float32)
     for expert in torch.unique(ids).tolist():
         tokens, places = torch.where(ids == expert)
         up, down = matrices(expert)

@@ -35,7 +35,12 @@ SPEC = {
     # Operators with a contract.
     "aclnnDynamicQuant": "TTTT",
     "aclnnDynamicQuantV2": "TTTiTTT",
+    "aclnnGroupedMatmulV4": "LLLLLLLLTLLLiiiiLLL",
+    "aclnnGroupedMatmulV5": "LLLLLLLLTLLLiiiiALLL",
+    "aclnnMoeFinalizeRoutingV2": "TTTTTTTiT",
+    "aclnnMoeInitRoutingV3": "TTTTiiiiiiiAiTTTT",
     "aclnnQuantMatmulV5": "TTTTTTTTTiiiT",
+    "aclnnSwiGlu": "TiT",
     "aclnnWeightQuantBatchMatmulV2": "TTTTTTTiT",
 }
 _TYPES = {

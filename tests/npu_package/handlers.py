@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from qcompile.backends.npu import emulator
+from qcompile.backends.npu import emulator, emulator_experts
 from qcompile.backends.npu.emulation import Mode, emulating
 
 Tensor = torch.Tensor
@@ -86,6 +86,90 @@ def _quant(
     out.copy_(found)
 
 
+def _grouped(
+    x: list[Tensor],
+    weight: list[Tensor],
+    bias: list[Tensor] | None,
+    scale: list[Tensor] | None,
+    offset: list[Tensor] | None,
+    antiquant_scale: list[Tensor] | None,
+    antiquant_offset: list[Tensor] | None,
+    token: list[Tensor] | None,
+    rows: Tensor,
+    *rest: Any,
+) -> None:
+    assert not any((scale, offset, token))
+    split, kind, counts, activation = rest[3:7]
+    [out] = rest[-3]
+    assert activation == 0
+    found = emulator_experts.grouped_matmul(
+        x,
+        weight,
+        bias=bias or None,
+        antiquant_scale=antiquant_scale or None,
+        antiquant_offset=antiquant_offset or None,
+        group_list=rows,
+        split_item=split,
+        group_type=kind,
+        group_list_type=counts,
+    )
+    out.copy_(found[0])
+
+
+def _init(
+    x: Tensor,
+    experts: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    active: int,
+    capacity: int,
+    count: int,
+    drop: int,
+    kind: int,
+    flag: int,
+    quant: int,
+    span: list[int],
+    row_type: int,
+    rows: Tensor,
+    indices: Tensor,
+    tokens: Tensor,
+    unused: Tensor | None,
+) -> None:
+    assert scale is None or not scale.numel()
+    assert drop == row_type == 0
+    found = emulator_experts.moe_init_routing_v2(
+        x,
+        experts,
+        active_num=active,
+        expert_num=count,
+        expert_tokens_num_type=kind,
+        expert_tokens_num_flag=bool(flag),
+        quant_mode=quant,
+        active_expert_range=span,
+    )
+    for made, given in zip((rows, indices, tokens), found, strict=False):
+        made.copy_(given)
+
+
+def _finalize(
+    rows: Tensor,
+    indices: Tensor,
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    experts: Tensor | None,
+    mode: int,
+    out: Tensor,
+) -> None:
+    # The device keeps no memory of where indices came from, so the rule on the mode is not asked.
+    out.copy_(
+        emulator_experts.moe_finalize_routing(
+            rows, skip1, skip2, bias, scales, indices, experts, mode
+        )
+    )
+
+
 def _matmul(a: Tensor, b: Tensor, out: Tensor, how: int) -> None:
     out.copy_(a.float() @ b.float())
 
@@ -115,6 +199,11 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "aclnnSubs": lambda a, b, alpha, out: out.copy_(a - alpha * b),
     "aclnnDynamicQuant": _dynamic,
     "aclnnDynamicQuantV2": _dynamic_v2,
+    "aclnnGroupedMatmulV4": _grouped,
+    "aclnnGroupedMatmulV5": _grouped,
+    "aclnnMoeFinalizeRoutingV2": _finalize,
+    "aclnnMoeInitRoutingV3": _init,
+    "aclnnSwiGlu": lambda x, dim, out: out.copy_(emulator_experts.swiglu(x, dim)),
     "aclnnQuantMatmulV5": _quant,
     "aclnnWeightQuantBatchMatmulV2": _weight_quant,
 }
