@@ -33,20 +33,26 @@ FOLDERS = (
     "ct-nvfp4a16",
     "ct-w4a16-g128-sym",
 )
+MOE = ("moe-gguf-q4_k_m", "moe-gptq-w4-g128-sym", "moe-ct-w4a16-g128-sym")
+ALL = (*GGUF, *FOLDERS, *MOE)
 DEVICE = "npu:910b"
+# In the third layer the first token's second and third expert are 0.1 % apart, which bfloat16 does
+# not tell: another expert is chosen there, and by that alone the short sequence differs.
+TIES = {("moe-gguf-q4_k_m", torch.bfloat16): 2e-2}
 # Groups of 8 and 16, and floats of 8 bits, are what no product of the device takes.
 REASONS = (
     "a multiple of 32 from 32 to K - 1; the group is 16",
     "a multiple of 32 from 32 to K - 1; the group is 8",
     "no edge leads from scaled (float8_e4m3fn",
+    "for int4 also [E, G, N], where G divides K; scale is (8, 16, 256) with an int8 weight",
 )
 # The tool computed this reference with weights that it had rounded to bfloat16.
 ROUNDED_BOUND = {"ct-nvfp4a16": 1.5e-3}
 
 
 def entry_of(name: str) -> Entry:
-    if name.startswith("gguf"):
-        return zoo_entry(name, "gguf", "dense")
+    if "gguf" in name:
+        return zoo_entry(name, "gguf", "moe" if name in MOE else "dense")
     return folder_entry(name, whole=True)
 
 
@@ -91,7 +97,7 @@ def check_reasons(plan: Plan) -> None:
         assert any(reason in said for reason in REASONS), said
 
 
-@pytest.mark.parametrize("name", [*GGUF, *FOLDERS])
+@pytest.mark.parametrize("name", ALL)
 def test_logits_on_packed_operands_without_rounding(name: str) -> None:
     """What packing for float16 loses, seen alone."""
     entry = entry_of(name)
@@ -102,14 +108,16 @@ def test_logits_on_packed_operands_without_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", [*GGUF, *FOLDERS])
+@pytest.mark.parametrize("name", ALL)
 def test_logits_with_the_rounding_of_the_device(name: str, dtype: torch.dtype) -> None:
     entry = entry_of(name)
     model = load(entry.path, dtype == torch.float16, dtype=dtype, emulate=True)
-    assert max(errors(model, entry)) < 5e-3
+    assert max(errors(model, entry)) < TIES.get((name, dtype), 5e-3)
 
 
-@pytest.mark.parametrize("name", ["gguf-q4_k_m", "gptq-w4-g32-asym-actorder", "awq-gemm-w4-g128"])
+@pytest.mark.parametrize(
+    "name", ["gguf-q4_k_m", "gptq-w4-g32-asym-actorder", "awq-gemm-w4-g128", *MOE[1:]]
+)
 def test_generated_text_is_that_of_the_plain_model(name: str) -> None:
     entry = entry_of(name)
     ids = torch.tensor([entry.sequences["16"]])
