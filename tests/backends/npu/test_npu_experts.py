@@ -40,6 +40,7 @@ GATED = str(Activation("silu"))
 Spec = AffineSpec | LookupSpec
 HALF = torch.float16
 COUNT, HIDDEN, INNER = 4, 64, 96
+UP: tuple[Role, ...] = ("gate", "up")
 
 
 def kernel(dtype: torch.dtype) -> Kernel:
@@ -133,7 +134,8 @@ def documented(weight: WeightRef, given: dict[str, Any]) -> torch.Tensor:
     for token, (ids, shares) in enumerate(zip(given["ids"], given["shares"], strict=True)):
         x = given["x"][token].double()
         for expert, share in zip(ids.tolist(), shares.double(), strict=True):
-            names = ["gate_up"] if ("gate_up", 0) in matrices else ["gate", "up"]
+            whole: tuple[Role, ...] = ("gate_up",)
+            names = whole if ("gate_up", 0) in matrices else UP
             both = torch.cat([matrices[name, expert] @ x for name in names])
             if given["up_bias"] is not None:
                 both = both + given["up_bias"][expert].double()
