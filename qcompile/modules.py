@@ -124,14 +124,14 @@ def _bind(
     return nn.Parameter(values.to(device, copy=True), requires_grad=False)
 
 
-def release(modules: Iterable[nn.Module]) -> None:
-    """Put one stand-in in the place of the ``weight`` that some modules share."""
+def release(modules: Iterable[nn.Module], key: str = "weight") -> None:
+    """Put one stand-in in the place of the parameter ``key`` that some modules share."""
     held = list(modules)
-    old = held[0].get_parameter("weight")
+    old = held[0].get_parameter(key)
     fake = FakeTensorMode(allow_non_fake_inputs=False)
     new = _stand_in(tuple(old.shape), old.dtype, fake)
     for module in held:
-        module._parameters["weight"] = new
+        module._parameters[key] = new
 
 
 def _stand_in(

@@ -15,16 +15,16 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from qcompile.conv1d import exchange_conv1d
-from qcompile.quantizers.calibrate import Work, calibrate
+from qcompile.layout import layout_of
 from qcompile.quantizers.checkpoint import InPlace
-from qcompile.quantizers.gptq import quantize_gptq
-from qcompile.quantizers.inputs import Gram, quiet
-from qcompile.quantizers.linears import FloatLinear, chosen_paths, float_linears
-from qcompile.quantizers.rtn import quantize_rtn
+from qcompile.quantizers.expert_matrices import FloatExperts, chosen_experts
+from qcompile.quantizers.linears import Part, chosen_paths, float_linears
 from qcompile.quantizers.settings import (
     QUANTIZERS,
     Options,
@@ -32,7 +32,11 @@ from qcompile.quantizers.settings import (
     refuse_options,
     settings_for,
 )
+from qcompile.schemes.gptq.layout import NAME
 from qcompile.session import Progress
+
+if TYPE_CHECKING:
+    from qcompile.quantizers.inputs import Gram, Inputs
 
 __all__ = [
     "QUANTIZERS",
@@ -55,10 +59,11 @@ def planned(model: nn.Module, settings: Settings, kept: Collection[str] = ()) ->
         settings: how to quantize it.
         kept: parameters that stay in float.
     """
-    paths = chosen_paths(model, settings, kept)
+    experts = chosen_experts(model, settings, kept)
+    paths = chosen_paths(model, settings, kept, experts)
     exchanged = exchange_conv1d(model, paths)
     try:
-        yield InPlace(model, settings, float_linears(model, paths))
+        yield InPlace(model, settings, float_linears(model, paths), experts)
     except BaseException:
         for exchange in exchanged:
             exchange.undo()
@@ -66,7 +71,7 @@ def planned(model: nn.Module, settings: Settings, kept: Collection[str] = ()) ->
 
 
 def quantize(opened: InPlace, progress: Progress) -> None:
-    """Quantize every linear of a planned model and release its float weight.
+    """Quantize every linear and all experts of a planned model and release their float weights.
 
     Args:
         opened: what ``planned`` gave.
@@ -76,20 +81,33 @@ def quantize(opened: InPlace, progress: Progress) -> None:
         OptionError: a weight or its calibration inputs are not finite.
     """
     job = _Job(opened, progress)
+    parts: tuple[Part, ...] = (*opened.linears, *opened.experts)
     if not opened.settings.batches:
         if opened.settings.method == "gptq":
             warnings.warn(
                 "scheme='gptq' has no calibration data: weights are rounded to nearest",
                 stacklevel=4,
             )
-        for linear in opened.linears:
-            job.round(linear)
-            opened.release(linear)
+        for part in parts:
+            job.rounded(part)
+            opened.release(part)
     else:
+        from qcompile.quantizers.calibrate import Work, calibrate
+        from qcompile.quantizers.inputs import quiet
+
         with quiet(opened.model):
             work = Work(job.calibrated, opened.release)
-            calibrate(opened.model, opened.linears, opened.settings.batches, work)
+            calibrate(opened.model, parts, opened.settings.batches, work)
     job.finish()
+
+
+def _matrices(part: Part) -> Iterator[tuple[str, torch.Tensor]]:
+    """The matrices of a linear or of experts, one in flight, with their names."""
+    if isinstance(part, FloatExperts):
+        for expert in range(part.count):
+            yield part.member(expert), part.matrix(expert)
+    else:
+        yield part.name, part.weight
 
 
 class _Job:
@@ -102,36 +120,52 @@ class _Job:
         self.done = 0
         self.total = sum(weight.nbytes for weight in opened.tensors.values())
 
-    def round(self, linear: FloatLinear) -> None:
-        """Round a linear's weight to nearest."""
-        self._begin(linear)
-        spec = self.settings.spec(linear.weight.shape[1])
-        self.opened.store(
-            linear, quantize_rtn(linear.weight, spec, linear.name, self.settings.search)
-        )
+    def rounded(self, part: Part) -> None:
+        """Round a linear or experts to nearest."""
+        for name, values in _matrices(part):
+            self._round(name, values)
 
-    def calibrated(self, linear: FloatLinear, inputs: Gram) -> None:
-        """Quantize a linear by GPTQ and put the rounded values into its weight."""
+    def _round(self, name: str, values: torch.Tensor) -> None:
+        # Not at the top: importing the package stays light.
+        from qcompile.quantizers.rtn import quantize_rtn
+
+        self._begin(name, values)
+        spec = self.settings.spec(values.shape[1])
+        self.opened.store(name, quantize_rtn(values, spec, name, self.settings.search))
+
+    def calibrated(self, part: Part, inputs: Inputs) -> None:
+        """Quantize a linear or experts by GPTQ and put the rounded values into their weights."""
+        grams = inputs if isinstance(inputs, tuple) else (inputs,)
+        for place, ((name, values), gram) in enumerate(zip(_matrices(part), grams, strict=True)):
+            self._calibrate(name, values, gram)
+            rounded = self.opened.stored(name)
+            if isinstance(part, FloatExperts):
+                part.put(place, rounded)
+            else:
+                part.weight.data.copy_(rounded)
+
+    def _calibrate(self, name: str, values: torch.Tensor, inputs: Gram) -> None:
+        from qcompile.quantizers.gptq import quantize_gptq
+
         hessian = inputs.hessian
         if hessian is None:
-            self.opened.unreached.append(linear.name)
-            self.round(linear)
-        else:
-            self._begin(linear)
-            if inputs.rows < len(hessian):
-                self.opened.few[linear.name] = inputs.rows
-            result = quantize_gptq(
-                linear.weight,
-                hessian,
-                self.settings.spec(linear.weight.shape[1]),
-                act_order=self.settings.desc_act,
-                static_groups=self.settings.static_groups,
-                damp=self.settings.damp,
-                name=linear.name,
-            )
-            self.opened.losses[linear.name] = result.loss
-            self.opened.store(linear, result.weight)
-        linear.weight.data.copy_(self.opened.dequantize(linear.name))
+            self.opened.unreached.append(name)
+            self._round(name, values)
+            return
+        self._begin(name, values)
+        if inputs.rows < len(hessian):
+            self.opened.few[name] = inputs.rows
+        result = quantize_gptq(
+            values,
+            hessian,
+            self.settings.spec(values.shape[1]),
+            act_order=self.settings.desc_act,
+            static_groups=self.settings.static_groups,
+            damp=self.settings.damp,
+            name=name,
+        )
+        self.opened.losses[name] = result.loss
+        self.opened.store(name, result.weight)
 
     def finish(self) -> None:
         """Say what was only rounded although there was calibration data."""
@@ -144,6 +178,7 @@ class _Job:
                 stacklevel=5,
             )
 
-    def _begin(self, linear: FloatLinear) -> None:
-        self.report(linear.name, self.done, self.total)
-        self.done += self.opened.tensors[linear.name].nbytes
+    def _begin(self, name: str, values: torch.Tensor) -> None:
+        self.report(name, self.done, self.total)
+        shape = (values.shape[0], values.shape[1])
+        self.done += layout_of(NAME).nbytes(self.settings.spec(shape[1]), shape)

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qcompile.quantizers.inputs import Gram, Mask, call, collecting, patched
-from qcompile.quantizers.linears import FloatLinear
+from qcompile.quantizers.inputs import Inputs, Mask, call, collecting, patched
+from qcompile.quantizers.linears import Part
 from qcompile.quantizers.settings import Batch
 from qcompile.quantizers.trace import Trace, first_tensor, watch, with_first_tensor
 
@@ -40,12 +40,12 @@ class Work:
         done: called when a linear's weight will not be needed again.
     """
 
-    quantize: Callable[[FloatLinear, Gram], None]
-    done: Callable[[FloatLinear], None]
+    quantize: Callable[[Part, Inputs], None]
+    done: Callable[[Part], None]
 
 
 def calibrate(
-    model: nn.Module, linears: Sequence[FloatLinear], batches: Sequence[Batch], work: Work
+    model: nn.Module, linears: Sequence[Part], batches: Sequence[Batch], work: Work
 ) -> None:
     """Quantize all linears with calibration data.
 
@@ -76,7 +76,7 @@ def calibrate(
 
 
 def _together(
-    linears: Sequence[FloatLinear], trace: Trace, mask: Mask, runs: Iterator[Any], work: Work
+    linears: Sequence[Part], trace: Trace, mask: Mask, runs: Iterator[Any], work: Work
 ) -> None:
     """Quantize linears from the inputs they get in the same runs."""
     if not linears:
@@ -89,7 +89,7 @@ def _together(
         work.done(linear)
 
 
-def _nothing(linear: FloatLinear) -> None:
+def _nothing(linear: Part) -> None:
     """The weight is needed until its layer has run."""
 
 
@@ -100,15 +100,15 @@ def _whole(model: nn.Module, batches: Sequence[Batch], mask: Mask) -> Iterator[N
         yield
 
 
-def _ordered(linears: Sequence[FloatLinear], trace: Trace) -> list[FloatLinear]:
+def _ordered(linears: Sequence[Part], trace: Trace) -> list[Part]:
     """Linears as they run; those that one batch does not reach come last."""
     place = {name: index for index, name in enumerate(trace.order)}
     return sorted(linears, key=lambda linear: place.get(linear.name, len(place)))
 
 
-def _steps(linears: Sequence[FloatLinear], trace: Trace) -> list[list[FloatLinear]]:
+def _steps(linears: Sequence[Part], trace: Trace) -> list[list[Part]]:
     """Linears that are calibrated in one run: those that share inputs, and experts of one kind."""
-    steps: dict[str, list[FloatLinear]] = {}
+    steps: dict[str, list[Part]] = {}
     for linear in linears:
         leader = trace.leaders.get(linear.name, linear.name)
         steps.setdefault(re.sub(r"\.\d+(?=\.)", ".*", leader), []).append(linear)

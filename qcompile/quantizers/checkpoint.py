@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from qcompile.errors import LayoutError, OptionError
+from qcompile.experts_layout import stack_experts
 from qcompile.layout import QuantizedTensor, Shape
 from qcompile.modules import module_sites, release
-from qcompile.quantizers.linears import FloatLinear, left_in_float
+from qcompile.quantizers.expert_matrices import FloatExperts
+from qcompile.quantizers.linears import FloatLinear, Part, left_in_float
 from qcompile.quantizers.settings import Settings
 from qcompile.schemes.gptq.layout import NAME, from_affine
 from qcompile.site import Site
@@ -38,6 +40,7 @@ class InPlace:
         model: the model; its parameters that are not quantized stay in it.
         settings: how.
         linears: what.
+        experts: what, of modules that hold the matrices of several experts.
         losses: relative squared error of every linear's output on the calibration data.
         unreached: linears that no calibration data reached.
         few: linears that got fewer calibration inputs than they have columns, and how many.
@@ -46,6 +49,7 @@ class InPlace:
     model: nn.Module
     settings: Settings
     linears: tuple[FloatLinear, ...]
+    experts: tuple[FloatExperts, ...] = ()
     losses: dict[str, float] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
     few: dict[str, int] = field(default_factory=dict)
@@ -56,7 +60,12 @@ class InPlace:
     def __post_init__(self) -> None:
         """Describe every weight before it exists."""
         for linear in self.linears:
-            self._refs[linear.name] = self._ref(linear)
+            shape = (linear.weight.shape[0], linear.weight.shape[1])
+            self._refs[linear.name] = self._ref(linear.name, shape)
+        for experts in self.experts:
+            members = [self._ref(experts.member(e), experts.shape) for e in range(experts.count)]
+            roles = {experts.role: members}
+            self._refs[experts.name] = stack_experts(experts.name, roles, str(self.path))
         self._left = left_in_float(self.model, self._refs)
 
     @property
@@ -132,19 +141,26 @@ class InPlace:
 
     # **** filling it ****
 
-    def store(self, linear: FloatLinear, weight: QuantizedTensor) -> None:
-        """Keep the quantized form of a linear's weight (layout ``affine``)."""
+    def store(self, name: str, weight: QuantizedTensor) -> None:
+        """Keep the quantized form of a matrix (layout ``affine``), a linear's or an expert's."""
         packed = from_affine(weight)
-        packed.check(linear.name)
-        self._stored[linear.name] = packed
+        packed.check(name)
+        self._stored[name] = packed
 
-    def release(self, linear: FloatLinear) -> None:
-        """Give up the float weight; reading it raises from now on."""
-        release(linear.modules)
+    def stored(self, name: str) -> torch.Tensor:
+        """The values of a matrix that was stored, float32 ``[N, K]``."""
+        return self._stored[name].dequantize()
 
-    def _ref(self, linear: FloatLinear) -> WeightRef:
+    def release(self, part: Part) -> None:
+        """Give up the float values; reading them raises from now on."""
+        if isinstance(part, FloatExperts):
+            release(part.modules, part.key)
+        else:
+            release(part.modules)
+
+    def _ref(self, name: str, shape: tuple[int, int]) -> WeightRef:
         # Not ``self``: a compiled model keeps the reference, which must not keep the model.
-        name, shape, stored = linear.name, tuple(linear.weight.shape), self._stored
+        stored = self._stored
 
         def read(rows: Rows) -> QuantizedTensor:
             return stored[name].take_rows(rows)

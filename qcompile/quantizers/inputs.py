@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qcompile.quantizers.linears import FloatLinear
+from qcompile.quantizers.expert_matrices import FloatExperts, tokens_of
+from qcompile.quantizers.linears import Part
 from qcompile.quantizers.settings import Batch
 
 
@@ -40,6 +41,9 @@ class Gram:
     def hessian(self) -> torch.Tensor | None:
         """The mean of ``x.T x``, or None when no input came."""
         return None if self.total is None or not self.rows else self.total / self.rows
+
+
+Inputs = Gram | tuple[Gram, ...]
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
@@ -68,12 +72,12 @@ def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def collecting(
-    linears: Iterable[FloatLinear], leaders: Mapping[str, str], mask: Mask
-) -> Iterator[dict[str, Gram]]:
+    linears: Iterable[Part], leaders: Mapping[str, str], mask: Mask
+) -> Iterator[dict[str, Inputs]]:
     """Sum up the inputs of linears while the block runs.
 
     Args:
-        linears: whose inputs.
+        linears: whose inputs; experts have a sum each.
         leaders: for the linears that always get the same input as another: that one's name.
         mask: which of their rows count.
 
@@ -82,9 +86,14 @@ def collecting(
     """
     wanted = list(linears)
     names = {linear.name for linear in wanted}
-    own: dict[str, Gram] = {}
+    own: dict[str, Inputs] = {}
     handles = []
     for linear in wanted:
+        if isinstance(linear, FloatExperts):
+            grams = own[linear.name] = tuple(Gram() for _ in range(linear.count))
+            hook = _sorter(linear, grams, mask)
+            handles.append(linear.module.register_forward_pre_hook(hook, with_kwargs=True))
+            continue
         leader = leaders.get(linear.name, linear.name)
         if leader != linear.name and leader in names:
             continue
@@ -101,6 +110,22 @@ def collecting(
 def _adder(gram: Gram, mask: Mask) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gram.add(first_input(args, kwargs), mask.keeps)
+
+    return hook
+
+
+def _sorter(experts: FloatExperts, grams: Sequence[Gram], mask: Mask) -> Callable[..., None]:
+    """Give each expert's sum the tokens that chose it."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x, ids = tokens_of(args, kwargs)
+        keeps = mask.keeps
+        chosen = ids
+        if keeps is not None and keeps.numel() == len(x):
+            x, chosen = x[keeps.flatten()], ids[keeps.flatten()]
+        for expert in torch.unique(chosen).tolist():
+            rows = (chosen == expert).any(-1)
+            grams[expert].add(experts.inputs(expert, x[rows]), None)
 
     return hook
 

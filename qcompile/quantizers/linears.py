@@ -16,6 +16,8 @@ from torch import nn
 
 from qcompile.conv1d import is_conv1d
 from qcompile.errors import OptionError, nearest
+from qcompile.experts import experts_modules
+from qcompile.quantizers.expert_matrices import FloatExperts, routers
 from qcompile.quantizers.settings import Settings
 
 
@@ -38,6 +40,14 @@ class FloatLinear:
         """The float weight ``[N, K]``."""
         return self.modules[0].weight
 
+    @property
+    def size(self) -> int:
+        """How many values the weight has."""
+        return self.weight.numel()
+
+
+Part = FloatLinear | FloatExperts
+
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes ``x @ w.T + b`` by being called, and in no other way."""
@@ -48,19 +58,26 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not inner
 
 
-def chosen_paths(model: nn.Module, settings: Settings, kept: Collection[str] = ()) -> list[str]:
+def chosen_paths(
+    model: nn.Module,
+    settings: Settings,
+    kept: Collection[str] = (),
+    experts: Collection[FloatExperts] = (),
+) -> list[str]:
     """Module paths of the linears to quantize.
 
     Args:
-        model: not changed.
+        model: not changed. Linears that weigh experts stay in float.
         settings: what to leave out.
         kept: parameters that stay in float whatever module holds them.
+        experts: what is quantized besides linears.
 
     Raises:
         OptionError: a pattern that names nothing, a tied head that was asked for, or nothing left.
     """
+    aside = routers(model)
     linears = {path: m for path, m in model.named_modules(remove_duplicate=False) if is_linear(m)}
-    _check_patterns(settings, linears)
+    _check_patterns(settings, [*linears, *(m.path for m in experts_modules(model))])
     head = _head(model)
     holders = _holders(model)
     chosen: list[str] = []
@@ -76,16 +93,17 @@ def chosen_paths(model: nn.Module, settings: Settings, kept: Collection[str] = (
             )
         skipped = any(pattern.fullmatch(path) for pattern in settings.skip)
         names = {name for name, _ in holders[id(weight)]}
-        if skipped or shared or names & set(kept) or (module is head and not settings.lm_head):
+        left = path in aside or (module is head and not settings.lm_head)
+        if skipped or shared or names & set(kept) or left:
             continue
         chosen.append(path)
     if settings.lm_head and head is None:
         raise OptionError("lm_head=True", "the model has no output head", "one", "leave it out")
-    if not chosen:
+    if not chosen and not experts:
         raise OptionError(
             type(model).__name__, "no linear to quantize", "at least one", "skip less, or keep less"
         )
-    _check_values(model, chosen)
+    _check_values(model, [*(f"{path}.weight" for path in chosen), *(e.name for e in experts)])
     return chosen
 
 
@@ -147,19 +165,19 @@ def _check_patterns(settings: Settings, paths: Collection[str]) -> None:
             )
 
 
-def _check_values(model: nn.Module, paths: Collection[str]) -> None:
-    for path in paths:
-        weight = model.get_submodule(path).get_parameter("weight")
+def _check_values(model: nn.Module, names: Collection[str]) -> None:
+    for name in names:
+        weight = model.get_parameter(name)
         if weight.is_meta:
             raise OptionError(
-                f"{path}.weight",
+                name,
                 "is on the meta device",
                 "a parameter with values",
                 "load the float model with its weights, or pass a quantized checkpoint=",
             )
         if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise OptionError(
-                f"{path}.weight",
+                name,
                 f"has dtype {weight.dtype}",
                 "float32, float16 or bfloat16",
                 "convert the model first, or leave it out with skip=[...]",

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from qcompile.quantizers.expert_matrices import FloatExperts
 from qcompile.quantizers.inputs import call, first_input
-from qcompile.quantizers.linears import FloatLinear
+from qcompile.quantizers.linears import Part
 from qcompile.quantizers.settings import Batch
 
 
@@ -71,7 +72,7 @@ class _Watch:
         self.output = output
 
 
-def watch(model: nn.Module, linears: Sequence[FloatLinear], batch: Batch) -> Trace:
+def watch(model: nn.Module, linears: Sequence[Part], batch: Batch) -> Trace:
     """Run a batch through the model. Raises what the model raises."""
     seen = _Watch()
     layers = _stack(model, linears)
@@ -80,8 +81,10 @@ def watch(model: nn.Module, linears: Sequence[FloatLinear], batch: Batch) -> Tra
         for module in linear.modules:
             handles.append(
                 module.register_forward_pre_hook(
-                    lambda _, args, kwargs, name=linear.name: seen.linear(
-                        name, first_input(args, kwargs)
+                    lambda _, args, kwargs, part=linear: seen.linear(
+                        # Experts share no sum of inputs with anything.
+                        part.name,
+                        object() if isinstance(part, FloatExperts) else first_input(args, kwargs),
                     ),
                     with_kwargs=True,
                 )
@@ -122,10 +125,13 @@ def _result(seen: _Watch, layers: Sequence[nn.Module]) -> Trace:
     return Trace(order, leaders, tuple(layers) if streams else (), seen.output)
 
 
-def _stack(model: nn.Module, linears: Sequence[FloatLinear]) -> list[nn.Module]:
+def _stack(model: nn.Module, linears: Sequence[Part]) -> list[nn.Module]:
     """The list of modules with the most weights to quantize, the outermost of equals."""
     best, layers = 0, list[nn.Module]()
-    sizes = {id(m): m.weight.numel() for linear in linears for m in linear.modules}
+    sizes: dict[int, int] = {}
+    for linear in linears:
+        for held in linear.modules:
+            sizes[id(held)] = sizes.get(id(held), 0) + linear.size
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or len(module) < 2:
             continue

@@ -12,8 +12,8 @@ from torch import nn
 import qcompile
 from qcompile.quantizers import settings_for
 from qcompile.quantizers.calibrate import Work, calibrate
-from qcompile.quantizers.inputs import Gram, quiet
-from qcompile.quantizers.linears import FloatLinear, chosen_paths, float_linears
+from qcompile.quantizers.inputs import Gram, Inputs, quiet
+from qcompile.quantizers.linears import FloatLinear, Part, chosen_paths, float_linears
 
 WIDTH = 64
 
@@ -75,7 +75,9 @@ def collect(model: nn.Module, data: Sequence[Any], scale: float = 1.0) -> dict[s
     seen: dict[str, Gram] = {}
     finished: list[str] = []
 
-    def quantize(linear: FloatLinear, gram: Gram) -> None:
+    def quantize(linear: Part, gram: Inputs) -> None:
+        assert isinstance(linear, FloatLinear)
+        assert isinstance(gram, Gram)
         assert linear.name not in seen
         seen[linear.name] = gram
         linear.weight.data.mul_(scale)
