@@ -50,6 +50,7 @@ _WEIGHTS = (
     "dynamic",
 )
 _SEARCH = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+_ORDERS = ("group", "weight", "static", "dynamic", True)
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
@@ -65,6 +66,7 @@ class Group:
         group: input columns that share a scale; -1 for all of them.
         block: rows and columns that share a scale, strategy ``block`` only.
         sym: whether there are no zero points.
+        indexed: whether the group of every column is stored (``actorder`` is ``group``).
         activations: how the input is expected to be quantized, if it is.
         targets: full names, patterns (``re:``) and classes.
     """
@@ -78,6 +80,7 @@ class Group:
     sym: bool
     activations: ActivationSpec | None
     targets: tuple[str, ...] = ()
+    indexed: bool = False
 
     def __str__(self) -> str:
         size = f"g{self.group}" if self.group != -1 else self.strategy
@@ -200,6 +203,7 @@ def _group(name: str, settings: Settings, overall: str) -> Group:
         weights.get("symmetric", bool, True),
         _activations(settings),
         _texts(settings, "targets"),
+        weights.one_of("actorder", (*_ORDERS, False), False) in ("group", True),
     )
 
 

@@ -179,7 +179,7 @@ class Module:
         return group, lambda start, stop: stored.part(0, start, stop)
 
     def _order(self, k: int, group: int) -> tuple[GroupOrder, torch.Tensor | None]:
-        if "weight_g_idx" not in self.tensors:
+        if "weight_g_idx" not in self.tensors and not self.group.indexed:
             return "sequential", None
         stored = self._need("weight_g_idx", (torch.int32, torch.int64), (1,))
         index = stored.load().to(torch.int32)

@@ -81,9 +81,8 @@ class Settings:
         """A setting that has to be one of a few values."""
         found = self.values.get(key, default)
         found = default if found is None else found
-        if found not in allowed or isinstance(found, bool) != any(
-            isinstance(value, bool) for value in allowed
-        ):
+        # 4.0 and True are equal to numbers, but are not what a file should say.
+        if not any(type(value) is type(found) and value == found for value in allowed):
             raise SchemeError(
                 f"{self.where}: {key}",
                 f"{found!r}",
@@ -154,7 +153,8 @@ def quantization(folder: Path) -> Settings | None:
                     "two files that agree",
                     "keep the one that was written with the tensors",
                 )
-            values.setdefault(key, other.values[key])
+            if values.get(key) is None:  # null says nothing
+                values[key] = other.values[key]
     return Settings(first.where, values)
 
 

@@ -46,6 +46,7 @@ def read_modules(
     """
     weights: dict[str, WeightRef] = {}
     used: set[str] = set()
+    indexed = next((name for name in stored if name.endswith(".g_idx")), None)
     marked = quantized_modules(stored, lambda last, _: last in _MARKS, ("qzeros",))
     for module, tensors in marked.items():
         rule = rule_of(module)
@@ -55,6 +56,13 @@ def read_modules(
                 "quantized, though the settings exclude this module",
                 "floats for excluded modules",
                 "correct the settings of the quantization",
+            )
+        if rule.desc_act and rule.group != -1 and "g_idx" not in tensors and indexed:
+            raise SchemeError(
+                tensors["qweight"].source,
+                f"no {module}.g_idx, where {indexed} is there and desc_act says that columns moved",
+                "the group of every column, for all modules or for none",
+                "download the checkpoint again",
             )
         weights[f"{module}.weight"] = module_weight(module, tensors, rule)
         used.update(f"{module}.{name}" for name in _TENSORS)

@@ -151,10 +151,7 @@ def read_rules(settings: Settings) -> Rules:
     harmless = settings.check_keys(_READ, _HARMLESS)
     settings.refuse("pack_dtype", ("int32",), "codes are read from 32-bit words")
     settings.refuse("is_marlin_format", (False,), "Marlin's own layout is not a GPTQ checkpoint")
-    stored_as = settings.one_of(
-        "checkpoint_format", ("gptq", "gptq_v2"), settings.values.get("format") or "gptq"
-    )
-    settings.refuse("format", ("gptq", "gptq_v2"), "other layouts hold other words")
+    stored_as = _stored_as(settings)
     bits = _bits(settings, None)
     base = Rule(
         bits,
@@ -166,6 +163,24 @@ def read_rules(settings: Settings) -> Rules:
     )
     notes = (f"settings that do not matter here: {', '.join(harmless)}",) if harmless else ()
     return Rules(settings, base, _dynamic(settings), notes)
+
+
+def _stored_as(settings: Settings) -> str:
+    """``gptq`` or ``gptq_v2``; tools name it by two keys."""
+    known = ("gptq", "gptq_v2")
+    named = {
+        str(settings.one_of(key, known))
+        for key in ("checkpoint_format", "format")
+        if settings.values.get(key) is not None
+    }
+    if len(named) > 1:
+        raise SchemeError(
+            f"{settings.where}: checkpoint_format and format",
+            " and ".join(sorted(named)),
+            "one format",
+            "correct the file",
+        )
+    return named.pop() if named else "gptq"
 
 
 def _bits(settings: Settings, default: int | None) -> int:

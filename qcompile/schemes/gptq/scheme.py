@@ -32,7 +32,10 @@ class GPTQScheme:
         settings, stored = open_folder(path, self.name, METHODS)
         rules = read_rules(settings)
         weights, used = read_modules(stored, rules.of)
-        return FolderCheckpoint(path, self.name, settings, stored, weights, used, rules.notes)
+        notes = rules.notes
+        if rules.base.desc_act and not any(name.endswith(".g_idx") for name in stored):
+            notes = (*notes, "desc_act, but no g_idx is stored: columns are read in order")
+        return FolderCheckpoint(path, self.name, settings, stored, weights, used, notes)
 
 
 SCHEME = GPTQScheme()
