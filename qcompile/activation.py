@@ -15,11 +15,13 @@ Activation(function='silu', gated=True, interleaved=False, alpha=1.0, limit=inf)
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -115,6 +117,40 @@ def recognise(
         if found.shape == expected.shape and torch.allclose(found, expected, _CLOSE, _CLOSE):
             return candidate
     return None
+
+
+def recognise_expert(expert: nn.Module, gate: str | None, up: str, down: str) -> Activation | None:
+    """The known function between an expert's products, None where there is none.
+
+    Args:
+        expert: computes ``down(act(gate(x)) * up(x))``; its weights are not looked at.
+        gate: name of the linear behind the function; None where ``up`` is behind it.
+        up: name of the other one.
+        down: name of the last one.
+    """
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1) if gate is not None else (x, x)
+        answers = {gate: first, up: second, down: None}
+        with contextlib.ExitStack() as stack:
+            for name, answer in answers.items():
+                if name is not None:
+                    stack.enter_context(_answering(expert.get_submodule(name), answer))
+            result: torch.Tensor = expert(second)
+        return result
+
+    with torch.no_grad():
+        return recognise(function, gate is not None)
+
+
+@contextlib.contextmanager
+def _answering(linear: nn.Module, answer: torch.Tensor | None) -> Iterator[None]:
+    """Let a linear return a given tensor, or what it is given, for a while."""
+    linear.forward = lambda x: x if answer is None else answer
+    try:
+        yield
+    finally:
+        del linear.__dict__["forward"]
 
 
 def _candidates(

@@ -36,6 +36,7 @@ from qcompile.prepare import (
     shapes_of,
 )
 from qcompile.progress import Reporting, reporter
+from qcompile.register import described
 from qcompile.schemes import Checkpoint
 from qcompile.sealed import seal
 from qcompile.session import Emulation, Progress, Session, no_progress
@@ -104,8 +105,9 @@ def plan(
     target, backend = backend_of(device)
     if isinstance(model, nn.Module):
         opened = opened_checkpoint(checkpoint, scheme)
-        catalogue = catalogue_of(opened, model)
-        sites: list[Site] = module_sites(model, catalogue)
+        with described(model):
+            catalogue = catalogue_of(opened, model)
+            sites: list[Site] = module_sites(model, catalogue)
         floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
     else:
         opened = schemes.open_checkpoint(model, scheme)

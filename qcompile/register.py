@@ -5,11 +5,9 @@ are one node of a trace.
 Always holds: a block whose parameters have values is only changed when the new forward gives what
 the old one gives; everything can be undone.
 
-A block of the class holds a list of experts, each ``down(act(gate(x)) * up(x))``. In a compiled
-model the list is one module with all their matrices, in one parameter for gate and up and one for
-down, under the list's own name. It is called with tokens ``[T, H]``, experts ``[T, k]`` and weights
-``[T, k]`` and returns the weighted sums ``[T, H]``. A checkpoint's tensors keep the names of single
-experts.
+A block holds a list of experts, each ``down(act(gate(x)) * up(x))``. In a compiled model the list is
+one module with all their matrices under the list's own name, called with tokens ``[T, H]``, experts
+``[T, k]`` and weights ``[T, k]``. A checkpoint's tensors keep the names of single experts.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qcompile.activation import Activation, recognise
+from qcompile.activation import Activation, recognise_expert
 from qcompile.errors import CaptureError, OptionError
 from qcompile.ops_experts import moe
 from qcompile.spec import Role
@@ -110,7 +108,9 @@ class StackedExperts(nn.Module):
         activation: text of the function between the products.
     """
 
-    def __init__(self, experts: Sequence[nn.Module], what: _Description, activation: str) -> None:
+    def __init__(
+        self, experts: Sequence[nn.Module], what: _Description, activation: str, values: bool
+    ) -> None:
         super().__init__()
         self.activation = activation
         self.has_gate = what.gate is not None
@@ -118,7 +118,7 @@ class StackedExperts(nn.Module):
         up = "gate_up_proj" if self.has_gate else "up_proj"
         for name, linears in ((up, inner), ("down_proj", [what.down])):
             for part, suffix in (("weight", ""), ("bias", "_bias")):
-                self.register_parameter(f"{name}{suffix}", _stacked(experts, linears, part))
+                self.register_parameter(f"{name}{suffix}", _stacked(experts, linears, part, values))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sums ``[T, H]`` of what the chosen experts make of each token."""
@@ -129,11 +129,23 @@ class StackedExperts(nn.Module):
         )
 
 
-def adapt(model: nn.Module) -> list[Callable[[], None]]:
+@contextlib.contextmanager
+def described(model: nn.Module) -> Iterator[None]:
+    """Let the model look as it would when compiled, without values, inside the block."""
+    undo = adapt(model, values=False)
+    try:
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def adapt(model: nn.Module, values: bool = True) -> list[Callable[[], None]]:
     """Let every registered block of a model run its experts as one node.
 
     Args:
         model: changed in place; experts with values share their memory with the new parameters.
+        values: whether the new parameters have the experts' values, which are compared then.
 
     Returns:
         what undoes it, in order.
@@ -146,7 +158,7 @@ def adapt(model: nn.Module) -> list[Callable[[], None]]:
         for path, module in list(model.named_modules()):
             what = _KNOWN.get(type(module))
             if what is not None and _is_float(module, what):
-                undo.append(_adapted(path, module, what))
+                undo.append(_adapted(path, module, what, values))
     except BaseException:
         for step in reversed(undo):
             step()
@@ -163,12 +175,13 @@ def _is_float(block: nn.Module, what: _Description) -> bool:
     return isinstance(getattr(getattr(first, what.down, None), "weight", None), nn.Parameter)
 
 
-def _adapted(path: str, block: nn.Module, what: _Description) -> Callable[[], None]:
+def _adapted(path: str, block: nn.Module, what: _Description, values: bool) -> Callable[[], None]:
     experts = getattr(block, what.experts)
     activation = _activation(path, experts[0], what)
-    before, example = block.__dict__.get("forward"), _example(experts[0], what)
+    before = block.__dict__.get("forward")
+    example = _example(experts[0], what) if values else None
     expected = None if example is None else _result(block, example)
-    stacked = StackedExperts(list(experts), what, str(activation))
+    stacked = StackedExperts(list(experts), what, str(activation), values)
 
     def undo() -> None:
         setattr(block, what.experts, experts)
@@ -189,11 +202,12 @@ def _adapted(path: str, block: nn.Module, what: _Description) -> Callable[[], No
 
 
 def _stacked(
-    experts: Sequence[nn.Module], linears: Sequence[str], part: str
+    experts: Sequence[nn.Module], linears: Sequence[str], part: str, values: bool
 ) -> nn.Parameter | None:
     """One parameter ``[E, ...]`` of the same part of some linears of every expert.
 
-    The linears become views of it, so that no value is held twice.
+    The linears become views of it, so that no value is held twice; without values it is on the
+    meta device.
     """
     rows: list[list[nn.Parameter | None]] = [
         [getattr(getattr(expert, name), part) for name in linears] for expert in experts
@@ -210,11 +224,12 @@ def _stacked(
             "experts that are alike",
             "leave the class unregistered",
         )
-    whole = torch.stack([torch.cat([v.detach() for v in row if v is not None]) for row in rows])
-    for place, row in enumerate(rows):
+    held: list[torch.Tensor] = [value.to("meta") for value in given] if not values else [*given]
+    each = [held[at : at + len(linears)] for at in range(0, len(held), len(linears))]
+    whole = torch.stack([torch.cat([v.detach() for v in row]) for row in each])
+    for place, row in enumerate(each):
         start = 0
         for value in row:
-            assert value is not None
             if not value.is_meta:
                 value.data = whole[place, start : start + len(value)]
             start += len(value)
@@ -233,17 +248,7 @@ def _activation(path: str, expert: Any, what: _Description) -> Activation:
             "name its linears in register_experts",
         )
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        gate, up = x.chunk(2, -1) if what.gate is not None else (x, x)
-        answers = {what.gate: gate, what.up: up}
-        with contextlib.ExitStack() as stack:
-            for name in names:
-                stack.enter_context(_answering(getattr(expert, name), answers.get(name)))
-            result: torch.Tensor = expert(up)
-        return result
-
-    with torch.no_grad():
-        found = recognise(function, what.gate is not None)
+    found = recognise_expert(expert, what.gate, what.up, what.down)
     if found is None or found.interleaved:
         raise CaptureError(
             path,
@@ -252,16 +257,6 @@ def _activation(path: str, expert: Any, what: _Description) -> Activation:
             "leave the class unregistered",
         )
     return found
-
-
-@contextlib.contextmanager
-def _answering(linear: nn.Module, answer: torch.Tensor | None) -> Iterator[None]:
-    """Let a linear return a given tensor, or what it is given, for a while."""
-    linear.forward = lambda x: x if answer is None else answer
-    try:
-        yield
-    finally:
-        del linear.__dict__["forward"]
 
 
 def _example(expert: nn.Module, what: _Description) -> torch.Tensor | None:

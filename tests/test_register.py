@@ -180,6 +180,17 @@ def test_linears_of_any_name(tmp_path: Path) -> None:
     assert _sites(model) == ["layers.0.parts", "layers.1.parts"]
 
 
+def test_a_plan_shows_the_sites_and_leaves_the_model(tmp_path: Path) -> None:
+    model: Any = Stack(Looping).eval()
+    folder, _ = _folder(tmp_path, Stack(Looping), Looping)
+    before = {name: value.data_ptr() for name, value in model.named_parameters()}
+    plan = qcompile.plan(model, checkpoint=folder)
+    names = [e.site.name for e in plan.entries if isinstance(e.site, ExpertsSite)]
+    assert names == ["layers.0.experts", "layers.1.experts"]
+    assert before == {name: value.data_ptr() for name, value in model.named_parameters()}
+    assert "forward" not in model.layers[0].__dict__
+
+
 # **** what is refused ****
 
 
