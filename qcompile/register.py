@@ -5,8 +5,8 @@ are one node of a trace.
 Always holds: a block whose parameters have values is only changed when the new forward gives what
 the old one gives; everything can be undone.
 
-A block holds a list of experts, each ``down(act(gate(x)) * up(x))``. In a compiled model the list is
-one module with all their matrices under the list's own name, called with tokens ``[T, H]``, experts
+A block holds a list of experts, each ``down(act(gate(x)) * up(x))``. When compiled, the list is one
+module with all their matrices under the list's own name, called with tokens ``[T, H]``, experts
 ``[T, k]`` and weights ``[T, k]``. A checkpoint's tensors keep the names of single experts.
 """
 
