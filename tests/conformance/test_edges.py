@@ -47,7 +47,7 @@ def test_gguf_to_panels(name: str) -> None:
 
 def test_every_edge_is_tried_here() -> None:
     """Those of the folder formats and of other backends have files of their own."""
-    assert {e.source for e in edges() if e.dest == "cpu.panel"} == {"affine", "lookup"}
+    assert {e.source for e in edges() if e.dest == "cpu.panel"} == {"affine", "lookup", "scaled"}
     blocks = {e.source for e in edges() if e.source.startswith("gguf.")}
     assert blocks == {f"gguf.{name}" for name in QUANTIZED}
 
