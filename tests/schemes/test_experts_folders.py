@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import folders
 from support.experts import expert_name, folder_layers, four_bits, small, write_experts
 from support.gguf_mixtures import CONFIGS
 from support.pack_gptq import Gptq, gptq
-from support.packers import Packed
+from support.packers import Packed, write_folder
 from support.zoo import relative_l2
 from torch import nn
 
@@ -117,6 +118,29 @@ def test_no_key_of_an_expert_is_left_over(tmp_path: Path) -> None:
     layers["model.layers.0.mlp.expert.1.up_proj"] = gptq(32, 64, Gptq(4, 32), 5)
     with pytest.raises(SchemeError, match=r"unused in the checkpoint[\s\S]*mlp\.expert\.1"):
         _load(write_experts(tmp_path / "other", source, layers))
+
+
+def test_a_list_of_layers_is_no_mixture_of_experts(tmp_path: Path) -> None:
+    """Layers of their own widths in a list, with the names that experts have."""
+
+    class Layer(nn.Module):
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.up_proj = nn.Linear(64, inner, bias=False)
+            self.down_proj = nn.Linear(inner, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.down_proj(self.up_proj(x).relu())
+            return result
+
+    layers = {}
+    for n, inner in enumerate((32, 96)):
+        layers[f"{n}.up_proj"] = gptq(inner, 64, Gptq(4, 32), 2 * n)
+        layers[f"{n}.down_proj"] = gptq(64, inner, Gptq(4, 32), 2 * n + 1)
+    folder = write_folder(tmp_path, layers)
+    folders.agrees(folder, lambda: nn.Sequential(Layer(32), Layer(96)), layers, folders.rows())
+    names = [site.name for site in qcompile.open(tmp_path).sites()]
+    assert sorted(names) == ["0.down_proj", "0.up_proj", "1.down_proj", "1.up_proj"]
 
 
 @pytest.mark.parametrize("role", ["gate", "up", "down"])
