@@ -52,5 +52,5 @@ def test_gptq_words_need_a_transpose_and_a_sign() -> None:
 def test_awq_words_need_their_order_and_a_sign() -> None:
     unsigned = codes(32, 24)
     packed = documented(unsigned.to(torch.int8) - 8)
-    words = interleave(unsigned.numpy())
+    words = interleave(unsigned.long().numpy())
     assert torch.equal(nibbles.signed(nibbles.from_awq(words)), packed)

@@ -182,7 +182,7 @@ def stored_words(source: str, form: AffineForm, scale: torch.dtype) -> Quantized
     zeros = torch.randint(0, 16, (N, K // 32), generator=generator).to(torch.uint8)
     rows_first = source in ("awq.gemv", "ct.packed")
     if source == "awq":
-        packed = interleave(codes.t().contiguous().numpy())
+        packed = interleave(codes.t().long().numpy())
     elif source == "gptq":
         packed = pack_words(codes.t().contiguous(), 4, 0)
     else:
