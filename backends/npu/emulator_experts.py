@@ -128,7 +128,8 @@ def moe_init_routing_v2(
     # Remembered, so that finalize can tell when it reads these in the wrong order.
     setattr(indices, _ROW_MAJOR, True)
     listed = counts if expert_tokens_num_type == 1 else counts.cumsum(0)
-    return x[order // choices], indices, listed, x.new_empty(0, dtype=torch.float32)
+    unused = x.new_zeros(len(order), dtype=torch.float32)  # scales, where rows are quantized
+    return x[order // choices], indices, listed, unused
 
 
 def moe_finalize_routing(

@@ -354,3 +354,18 @@ def test_the_wrong_mode_of_finalize_is_caught() -> None:
         NPU.npu_moe_init_routing_v2(x, ids, **{**routing, "active_num": 6})
     with pytest.raises(LowerError, match="must be int32"):
         NPU.npu_moe_init_routing_v2(x, ids.long(), **routing)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_shapes_for_tracing_are_those_of_results() -> None:
+    x, ids = torch.randn(6, 16).half(), torch.randint(0, COUNT, (6, 2), dtype=torch.int32)
+    routing = {"active_num": 12, "expert_num": COUNT, "expert_tokens_num_type": 1}
+    routing |= {"expert_tokens_num_flag": True, "active_expert_range": [0, COUNT]}
+    torch.library.opcheck(NPU.npu_moe_init_routing_v2.default, (x, ids), routing)
+    rows, places, _, _ = NPU.npu_moe_init_routing_v2(x, ids, **routing)
+    given = (rows, None, None, None, torch.rand(6, 2).half(), places, ids)
+    torch.library.opcheck(NPU.npu_moe_finalize_routing.default, given, {"drop_pad_mode": 2})
+    torch.library.opcheck(NPU.npu_swiglu.default, (x,))
+    right = call()
+    first, second = right.pop("x"), right.pop("weight")
+    torch.library.opcheck(NPU.npu_grouped_matmul.default, (first, second), right)
