@@ -19,6 +19,7 @@ from torch import nn
 
 from qcompile import schemes
 from qcompile.capture import parameter_names
+from qcompile.conv1d import quantized_conv1d
 from qcompile.errors import OptionError, QCompileError
 from qcompile.experts import one_node_a_layer
 from qcompile.modules import install_weights, module_sites, packed_modules
@@ -30,6 +31,7 @@ from qcompile.prepare import (
     catalogue_of,
     check_fresh,
     make_plan,
+    mark_broken,
     narrow_dtype,
     plan_dtype,
     session_for,
@@ -169,7 +171,9 @@ def optimize(
         the module; ``model.qcompile.plan`` is its plan.
 
     Raises:
-        OptionError, SchemeError, PlanError, CaptureError, VerifyError: see the message.
+        OptionError, SchemeError, PlanError, CaptureError, VerifyError: see the message. The module
+            is then as it was, except when quantizing its own weights was interrupted: they are
+            given up one by one, so it has to be built again.
     """
     check_fresh(model)
     report = reporter(progress)
@@ -270,16 +274,25 @@ def _prepared(
     report: Progress,
 ) -> Session:
     """The session of a model with a checkpoint, of one loaded by others, or of a float one."""
+    if checkpoint is not None and scheme == "rtn":
+        raise OptionError(
+            'scheme="rtn"',
+            "a checkpoint was given",
+            "the model's own float weights, which rtn rounds",
+            "leave the checkpoint out, or name the checkpoint's scheme",
+        )
     if checkpoint is not None and not quantizer:
-        return make(checkpoint=checkpoint, keep=keep)
+        opened = opened_checkpoint(checkpoint, scheme)
+        with quantized_conv1d(model, opened.tensors):
+            return make(checkpoint=opened, keep=keep)
     from qcompile import quantizers  # not before a model is quantized
 
     if checkpoint is None and packed_modules(model):
         quantizers.refuse_options(quantizer, "a model that is quantized already")
         from qcompile.schemes.loaded import loaded
 
-        with loaded(model, scheme) as opened:
-            return make(checkpoint=opened, in_place=True)
+        with loaded(model, scheme) as held:
+            return make(checkpoint=held, in_place=True)
     reads = scheme == "auto" or (scheme in schemes.names() and scheme not in quantizers.QUANTIZERS)
     if checkpoint is not None or (not quantizer and reads):
         quantizers.refuse_options(quantizer, f"scheme={scheme!r} and a checkpoint")
@@ -288,7 +301,11 @@ def _prepared(
     kept = kept_names(model, shapes_of(model), keep)
     with quantizers.planned(model, settings, kept) as own:
         session = make(checkpoint=own, in_place=True)
-    quantizers.quantize(own, report)
+    try:
+        quantizers.quantize(own, report)
+    except BaseException:
+        mark_broken(model)
+        raise
     session.plan = dataclasses.replace(session.plan, notes=own.notes())
     return session
 

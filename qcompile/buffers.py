@@ -50,26 +50,22 @@ def held_buffers(opened: Checkpoint, model: nn.Module) -> dict[str, WeightRef]:
     return bind({name: shapes[name] for name in found}, found, str(opened.path))
 
 
-def buffer_values(
-    model: nn.Module, catalogue: Mapping[str, WeightRef]
-) -> dict[str, torch.Tensor]:
+def buffer_values(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> dict[str, torch.Tensor]:
     """The new values of the buffers that a catalogue names."""
     found: dict[str, torch.Tensor] = {}
     for name in _shapes(model):
         if name in catalogue:
             held = model.get_buffer(name)
-            # A copy: a float32 tensor may be a view of the file.
-            found[name] = catalogue[name].dequantize().to(held.dtype, copy=True)
+            # A copy: it may be a view of the file. Whole numbers would lose digits as floats.
+            found[name] = catalogue[name].load().parts["data"].to(held.dtype, copy=True)
     return found
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
-    """Shapes of the buffers of floats that are part of the model's state."""
+    """Shapes of the buffers that are part of the model's state."""
     return {
         f"{path}.{key}" if path else key: tuple(held.shape)
         for path, module in model.named_modules()
         for key, held in module._buffers.items()
-        if held is not None
-        and key not in module._non_persistent_buffers_set
-        and held.is_floating_point()
+        if held is not None and key not in module._non_persistent_buffers_set
     }

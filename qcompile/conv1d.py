@@ -7,11 +7,16 @@ Always holds: no value is copied, names and results stay the same, and the excha
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
+
+from qcompile.errors import OptionError
+from qcompile.spec import is_quantized
+from qcompile.weight import WeightRef
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,28 @@ def is_conv1d(module: nn.Module) -> bool:
     """Whether a module is transformers' ``Conv1D``. Imports nothing."""
     home = sys.modules.get("transformers.pytorch_utils")
     return home is not None and type(module) is home.Conv1D
+
+
+@contextlib.contextmanager
+def quantized_conv1d(model: nn.Module, tensors: Mapping[str, WeightRef]) -> Iterator[None]:
+    """Exchange the modules that a checkpoint quantizes; an error inside puts them back.
+
+    A checkpoint stores the weights of quantized ``Conv1D`` as those of linears.
+    """
+    paths = [
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if is_conv1d(module)
+        and (weight := tensors.get(f"{path}.weight")) is not None
+        and is_quantized(weight.spec)
+    ]
+    exchanged = exchange_conv1d(model, paths)
+    try:
+        yield
+    except BaseException:
+        for exchange in exchanged:
+            exchange.undo()
+        raise
 
 
 def exchange_conv1d(model: nn.Module, paths: Collection[str] | None = None) -> list[Exchange]:
@@ -64,3 +91,19 @@ def _linear_of(module: nn.Module) -> nn.Linear:
     linear.weight = nn.Parameter(weight.detach().t(), requires_grad=weight.requires_grad)
     linear.bias = bias
     return linear.train(module.training)
+
+
+def refuse_conv1d(model: nn.Module, catalogue: Mapping[str, WeightRef]) -> None:
+    """Raise OptionError when a quantized weight is held the other way round.
+
+    A square one would bind, and be used transposed.
+    """
+    for path, module in model.named_modules():
+        weight = catalogue.get(f"{path}.weight")
+        if is_conv1d(module) and weight is not None and is_quantized(weight.spec):
+            raise OptionError(
+                f"{type(model).__name__}: {path}",
+                "a Conv1D, which holds its weight transposed",
+                "a linear",
+                "use qcompile.optimize(model, ...), which puts a linear in its place",
+            )

@@ -24,6 +24,7 @@ from qcompile.errors import CaptureError, OptionError, nearest
 from qcompile.memory import forget_traces
 from qcompile.session import Session
 
+_GRAPHS = 64  # of one model
 OPTIONS = ("scheme", "checkpoint", "device", "on_unsupported", "emitter", "keep")
 
 
@@ -38,21 +39,45 @@ def compile_forward(
         _skip_guard_timing()
         return compile_graph(graph_module, inputs, session)
 
-    compiled = torch.compile(forward, backend=compiler, dynamic=True, fullgraph=fullgraph)
+    own, first = _own_code(forward)
+    compiled = torch.compile(own, backend=compiler, dynamic=True, fullgraph=fullgraph)
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = session.compiles
-        result = compiled(*args, **kwargs)
+        result = compiled(*first, *args, **kwargs)
         if session.compiles != before:
             forget_traces()
         return result
 
-    # Instances of one class share a code object and its cache, so torch's limit of 8 graphs for a
-    # code object is met by a few models in one process. Floats such as the attention's scale never
-    # change; as symbols they would split every layer's graph.
-    settings = functools.partial(config.patch, recompile_limit=64, specialize_float=True)
+    # Prompts and decoding, batches and dtypes are graphs of their own: more than torch allows.
+    # Floats such as the attention's scale never change; as symbols they would split every layer's
+    # graph.
+    settings = functools.partial(config.patch, recompile_limit=_GRAPHS, specialize_float=True)
     return run, settings
+
+
+def _own_code(forward: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The same call with a code object of its own, and its first arguments.
+
+    Dynamo keeps its graphs with the code object that it traced. All instances of a class share
+    theirs, and all models of transformers share that of a decorator: graphs of models that are
+    gone would stay, and count towards the limit.
+    """
+    function, owner = getattr(forward, "__func__", None), getattr(forward, "__self__", None)
+    if function is None or owner is None:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        call.__code__ = call.__code__.replace()
+        return call, ()
+
+    def call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    call_method.__code__ = call_method.__code__.replace()  # always a new object
+    return call_method, (owner,)
 
 
 def _skip_guard_timing() -> None:
@@ -64,6 +89,13 @@ def _skip_guard_timing() -> None:
 
 def as_capture_error(failure: Exception, model: str) -> CaptureError | None:
     """What dynamo could not trace, told as our errors are; None for a failure of another kind."""
+    if isinstance(failure, exc.FailOnRecompileLimitHit):
+        return CaptureError(
+            model,
+            f"more than {_GRAPHS} graphs of one model: {str(failure).splitlines()[0]}",
+            "calls that differ in few ways but the numbers of rows",
+            "pass tensors of one dtype and rank; TORCH_LOGS=recompiles tells what differs",
+        )
     if not isinstance(failure, (exc.Unsupported, exc.UserError)):
         return None
     stack = getattr(failure, "real_stack", None)

@@ -24,7 +24,8 @@ from torch import nn
 from qcompile.activation import Activation, recognise
 from qcompile.errors import CaptureError
 from qcompile.ops_experts import moe
-from qcompile.register import StackedExperts, adapt
+from qcompile.register import adapted
+from qcompile.stacked_experts import StackedExperts
 
 _NAME = "qcompile"
 _ACTIVATION = "qcompile_activation"
@@ -164,22 +165,22 @@ def one_node_a_layer(model: nn.Module) -> Iterator[list[ExpertsModule]]:
     Args:
         model: its experts modules keep their parameters and get our function.
     """
-    undo = adapt(model)
-    try:
-        found = experts_modules(model)
-        for described in found:
-            module: Any = model.get_submodule(described.path)
-            if isinstance(module, StackedExperts):
-                continue
-            interface = sys.modules["transformers.integrations.moe"].ALL_EXPERTS_FUNCTIONS
-            interface.register(_NAME, experts_forward)
-            setattr(module, _ACTIVATION, str(described.activation))
-            undo.append(_switch(module.config))
-        yield found
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
+    with adapted(model) as undo:
+        try:
+            found = experts_modules(model)
+            for described in found:
+                module: Any = model.get_submodule(described.path)
+                if isinstance(module, StackedExperts):
+                    continue
+                interface = sys.modules["transformers.integrations.moe"].ALL_EXPERTS_FUNCTIONS
+                interface.register(_NAME, experts_forward)
+                setattr(module, _ACTIVATION, str(described.activation))
+                undo.append(_switch(module.config))
+            yield found
+        except BaseException:
+            for step in reversed(undo):
+                step()
+            raise
 
 
 def _switch(config: Any) -> Callable[[], None]:

@@ -95,6 +95,10 @@ def kept_names(model: nn.Module, shapes: Mapping[str, Shape], keep: Iterable[str
         )
     kept: dict[str, None] = {}
     for text in keep:
+        if not isinstance(text, str):
+            raise OptionError(
+                f"keep=[{text!r}]", f"a {type(text).__name__}", "regular expressions", "pass texts"
+            )
         found = [name for name in shapes if _pattern(text).fullmatch(name)]
         if not found:
             raise OptionError(

@@ -18,6 +18,7 @@ from qcompile.backends import Backend, Emulates, default_dtype, kernels_for
 from qcompile.binding import check_identity
 from qcompile.buffers import held_buffers
 from qcompile.capture import parameter_names
+from qcompile.conv1d import refuse_conv1d
 from qcompile.emit import emitter_of
 from qcompile.errors import OptionError
 from qcompile.layout import Shape
@@ -38,6 +39,8 @@ from qcompile.site import Site
 from qcompile.spec import is_quantized
 from qcompile.target import Target
 from qcompile.weight import WeightRef, same_floats
+
+_BROKEN = "qcompile_interrupted"
 
 
 def session_for(
@@ -67,6 +70,7 @@ def session_for(
     said = _emulation(backend, target, emulate)
     opened = opened_checkpoint(checkpoint, scheme)
     catalogue = catalogue_of(opened, model, keep, in_place)
+    refuse_conv1d(model, catalogue)
     if bind_floats:
         _refuse_buffers(model, catalogue)
     floats = [w for w in catalogue.values() if not is_quantized(w.spec)]
@@ -121,9 +125,21 @@ def _emulation(backend: Backend, target: Target, emulate: Emulation) -> str:
     )
 
 
+def mark_broken(model: nn.Module) -> None:
+    """Remember that quantizing a module's own weights was interrupted."""
+    object.__setattr__(model, _BROKEN, True)
+
+
 def check_fresh(model: object) -> None:
     """Raise OptionError unless ``model`` is a module that was not compiled before."""
     check_module(model)
+    if getattr(model, _BROKEN, False):
+        raise OptionError(
+            type(model).__name__,
+            "quantizing its weights was interrupted; some are gone",
+            "a module whose weights all have values",
+            "build the module again",
+        )
     if isinstance(getattr(model, "qcompile", None), Session):
         raise OptionError(
             type(model).__name__,

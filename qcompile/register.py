@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import nn
 
 from qcompile.activation import Activation, recognise_expert
 from qcompile.errors import CaptureError, OptionError
-from qcompile.ops_experts import moe
 from qcompile.spec import Role
+from qcompile.stacked_experts import StackedExperts
 
 # How far the two forwards may be apart: experts are summed in another order, and in float32.
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -43,6 +44,10 @@ class _Description:
 
 
 _KNOWN: dict[type[nn.Module], _Description] = {}
+# The lists of experts of the model that is being prepared, by path.
+_ROLES_OF_LISTS: ContextVar[Mapping[str, Mapping[str, Role]]] = ContextVar(
+    "lists", default=types.MappingProxyType({})
+)
 
 
 def register_experts(
@@ -88,56 +93,66 @@ def register_experts(
             "a subclass of nn.Module, and a function",
             "pass the class of the block and its new forward",
         )
+    names = {"experts": experts, "gate": gate, "up": up, "down": down}
+    linears = [name for name in (gate, up, down) if name is not None]
+    for key, name in names.items():
+        if not (isinstance(name, str) and name) and not (key == "gate" and name is None):
+            raise OptionError(
+                f"register_experts({key}={name!r})",
+                "no name of an attribute",
+                "the name of an attribute" + (", or None" if key == "gate" else ""),
+                "correct it",
+            )
+    if len(set(linears)) < len(linears):
+        raise OptionError(
+            "register_experts",
+            f"one linear in two places: {', '.join(linears)}",
+            "different names for gate, up and down",
+            "correct them",
+        )
     _KNOWN[cls] = _Description(forward, experts, gate, up, down)
 
 
-def registered_roles() -> dict[str, Role]:
-    """What part a linear plays in an expert, by the names given to ``register_experts``."""
-    found: dict[str, Role] = {}
-    for what in _KNOWN.values():
-        found |= {what.up: "up", what.down: "down"}
-        if what.gate is not None:
-            found[what.gate] = "gate"
-    return found
+def roles_at(path: str) -> Mapping[str, Role] | None:
+    """What part each linear plays in an expert of the list at ``path``.
 
-
-class StackedExperts(nn.Module):
-    """All experts of a block: two parameters, output rows first, gate rows before up rows.
-
-    Attributes:
-        activation: text of the function between the products.
+    Only known while a model with such a registered block is being prepared; None otherwise, and
+    for every other list: the names given for one class say nothing of another.
     """
+    return _ROLES_OF_LISTS.get().get(path)
 
-    def __init__(
-        self, experts: Sequence[nn.Module], what: _Description, activation: str, values: bool
-    ) -> None:
-        super().__init__()
-        self.activation = activation
-        self.has_gate = what.gate is not None
-        inner = [name for name in (what.gate, what.up) if name is not None]
-        up = "gate_up_proj" if self.has_gate else "up_proj"
-        for name, linears in ((up, inner), ("down_proj", [what.down])):
-            for part, suffix in (("weight", ""), ("bias", "_bias")):
-                self.register_parameter(f"{name}{suffix}", _stacked(experts, linears, part, values))
 
-    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sums ``[T, H]`` of what the chosen experts make of each token."""
-        up = self.gate_up_proj if self.has_gate else self.up_proj
-        bias = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
-        return moe(  # type: ignore[no-any-return]
-            x, ids, weights, up, self.down_proj, bias, self.down_proj_bias, self.activation, False
-        )
+def _roles(what: _Description) -> dict[str, Role]:
+    found: dict[str, Role] = {what.up: "up", what.down: "down"}
+    if what.gate is not None:
+        found[what.gate] = "gate"
+    return found
 
 
 @contextlib.contextmanager
 def described(model: nn.Module) -> Iterator[None]:
     """Let the model look as it would when compiled, without values, inside the block."""
-    undo = adapt(model, values=False)
+    with adapted(model, values=False) as undo:
+        try:
+            yield
+        finally:
+            for step in reversed(undo):
+                step()
+
+
+@contextlib.contextmanager
+def adapted(model: nn.Module, values: bool = True) -> Iterator[list[Callable[[], None]]]:
+    """``adapt``, and ``roles_at`` knows the model's lists inside the block."""
+    lists = {
+        f"{path}.{what.experts}" if path else what.experts: _roles(what)
+        for path, module in model.named_modules()
+        if (what := _KNOWN.get(type(module))) is not None
+    }
+    token = _ROLES_OF_LISTS.set(lists)
     try:
-        yield
+        yield adapt(model, values)
     finally:
-        for step in reversed(undo):
-            step()
+        _ROLES_OF_LISTS.reset(token)
 
 
 def adapt(model: nn.Module, values: bool = True) -> list[Callable[[], None]]:
@@ -181,7 +196,7 @@ def _adapted(path: str, block: nn.Module, what: _Description, values: bool) -> C
     before = block.__dict__.get("forward")
     example = _example(experts[0], what) if values else None
     expected = None if example is None else _result(block, example)
-    stacked = StackedExperts(list(experts), what, str(activation), values)
+    stacked = StackedExperts(list(experts), what.gate, what.up, what.down, str(activation), values)
 
     def undo() -> None:
         setattr(block, what.experts, experts)
@@ -199,41 +214,6 @@ def _adapted(path: str, block: nn.Module, what: _Description, values: bool) -> C
         undo()
         raise
     return undo
-
-
-def _stacked(
-    experts: Sequence[nn.Module], linears: Sequence[str], part: str, values: bool
-) -> nn.Parameter | None:
-    """One parameter ``[E, ...]`` of the same part of some linears of every expert.
-
-    The linears become views of it, so that no value is held twice; without values it is on the
-    meta device.
-    """
-    rows: list[list[nn.Parameter | None]] = [
-        [getattr(getattr(expert, name), part) for name in linears] for expert in experts
-    ]
-    given = [value for row in rows for value in row if value is not None]
-    if not given:
-        return None
-    shapes = {tuple(None if value is None else value.shape for value in row) for row in rows}
-    kinds = {(value.dtype, value.device) for value in given}
-    if len(given) < len(rows) * len(linears) or len(shapes) > 1 or len(kinds) > 1:
-        raise CaptureError(
-            f"{type(experts[0]).__name__}.{linears[0]}",
-            f"experts whose {part} differs in shape or dtype, or is missing in some",
-            "experts that are alike",
-            "leave the class unregistered",
-        )
-    held: list[torch.Tensor] = [value.to("meta") for value in given] if not values else [*given]
-    each = [held[at : at + len(linears)] for at in range(0, len(held), len(linears))]
-    whole = torch.stack([torch.cat([v.detach() for v in row]) for row in each])
-    for place, row in enumerate(each):
-        start = 0
-        for value in row:
-            if not value.is_meta:
-                value.data = whole[place, start : start + len(value)]
-            start += len(value)
-    return nn.Parameter(whole, requires_grad=False)
 
 
 def _activation(path: str, expert: Any, what: _Description) -> Activation:

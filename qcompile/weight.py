@@ -52,7 +52,7 @@ class WeightRef:
 
     def load(self) -> QuantizedTensor:
         """The whole weight in its stored layout."""
-        return self.read(slice(0, self.shape[0]))
+        return self.read(slice(0, self.shape[0] if self.shape else 1))
 
     def dequantize(self) -> torch.Tensor:
         """The whole weight as float32, shape ``self.shape``."""

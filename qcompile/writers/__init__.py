@@ -104,8 +104,8 @@ def _quantized(model: nn.Module) -> dict[str, WeightRef]:
             raise OptionError(
                 name,
                 f"a quantized parameter of a {type(module).__name__}",
-                "weights of linears: GPTQ stores no others",
-                "quantize the float model with scheme='rtn' or 'gptq' and save that",
+                "weights of linears: embeddings and experts are not written yet",
+                "quantize a model without them, or leave them in float (skip, keep)",
             )
     if not found:
         raise OptionError(

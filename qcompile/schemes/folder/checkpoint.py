@@ -171,11 +171,13 @@ def is_embedding(module: str) -> bool:
 
 
 def _float_weight(stored: StoredTensor) -> WeightRef:
-    if not stored.dtype.is_floating_point or stored.dtype.itemsize == 1:
+    # Counters and masks are buffers; every other kind of whole number belongs to some scheme.
+    counts = stored.dtype in (torch.int64, torch.bool)
+    if not counts and (not stored.dtype.is_floating_point or stored.dtype.itemsize == 1):
         raise SchemeError(
             stored.source,
             f"a tensor of {stored.dtype} that belongs to no quantized weight",
-            "the tensors of its scheme and float tensors, nothing else",
+            "the tensors of its scheme, floats, and buffers of int64 or bool",
             "check that the settings of the quantization belong to these tensors",
         )
 

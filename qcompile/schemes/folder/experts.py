@@ -17,7 +17,7 @@ import torch
 from qcompile.errors import SchemeError
 from qcompile.experts_layout import experts_weight, stack_experts
 from qcompile.layout import QuantizedTensor, Shape
-from qcompile.register import registered_roles
+from qcompile.register import roles_at
 from qcompile.site import ExpertsSite
 from qcompile.spec import FloatSpec, Role, is_quantized
 from qcompile.unify import unified
@@ -38,6 +38,7 @@ _ROLES: Mapping[str, Role] = {
     "w2": "down",
     "w3": "up",
 }
+_LIST = "experts"  # what every model of transformers calls the list
 # Modules that transformers calls otherwise than the tools' checkpoints do.
 _RENAMED = ((".block_sparse_moe.", ".mlp."),)
 _UP: tuple[Role, ...] = ("gate", "up", "gate_up")
@@ -139,21 +140,21 @@ class ExpertsLayer:
 
 
 def experts_layers(
-    tensors: Mapping[str, WeightRef],
-    model_type: object = None,
-    roles: Mapping[str, Role] = _ROLES,
+    tensors: Mapping[str, WeightRef], model_type: object = None
 ) -> dict[str, ExpertsLayer]:
     """The layers whose experts are stored one by one, by the folder's path.
 
     Args:
         tensors: weights under the folder's names.
         model_type: what the configuration calls the model.
-        roles: what the linears of an expert are called.
     """
     layers: dict[str, ExpertsLayer] = {}
     for name, weight in tensors.items():
         match = _EXPERT.fullmatch(name) or _LISTED.fullmatch(name)
-        if match is None or match["part"] not in roles:
+        if match is None:
+            continue
+        roles = _roles_of(match["layer"])
+        if match["part"] not in roles:
             continue
         if len(weight.shape) != (2 if match["kind"] == "weight" else 1):
             continue
@@ -176,9 +177,7 @@ def assembled(
         model_type: what the configuration calls the model.
     """
     found = {_renamed(name, wanted): weight for name, weight in tensors.items()}
-    # Names of the user's own are only taken where the model holds the experts in one.
-    known = {**_ROLES, **registered_roles()}
-    for layer in experts_layers(tensors, model_type, known).values():
+    for layer in experts_layers(tensors, model_type).values():
         path = _renamed_path(layer.path)
         up: tuple[Role, ...] = ("gate", "up") if "gate" in layer.members else ("gate_up",)
         parts: dict[str, tuple[Role, ...]] = {
@@ -212,6 +211,14 @@ def experts_sites(
         up, down = layer.stacked(f"{path}.up", _UP), layer.stacked(f"{path}.down", ("down",))
         sites[path] = ExpertsSite(path, experts_weight(path, up, down), bool(layer.biases))
     return sites
+
+
+def _roles_of(layer: str) -> Mapping[str, Role]:
+    """What the linears of an expert are called in a list of modules; nothing for other lists."""
+    described = roles_at(layer)
+    if described is not None:
+        return described
+    return _ROLES if layer.rpartition(".")[2] == _LIST else {}
 
 
 def _gates_first(rows: int) -> torch.Tensor:
