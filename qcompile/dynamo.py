@@ -10,9 +10,10 @@ place) are covered by ``tests/test_dynamo.py``, which fails when a torch release
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +54,21 @@ def compile_forward(
     # Prompts and decoding, batches and dtypes are graphs of their own: more than torch allows.
     # Floats such as the attention's scale never change; as symbols they would split every layer's
     # graph.
-    settings = functools.partial(config.patch, recompile_limit=_GRAPHS, specialize_float=True)
-    return run, settings
+    return run, _settings
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """How dynamo is to trace."""
+    # torch's own encoder layers have a path that takes all their weights at once, and that a trace
+    # cannot look into.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with config.patch(recompile_limit=_GRAPHS, specialize_float=True):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _own_code(forward: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -157,9 +171,12 @@ def _root_module() -> nn.Module:
     """The module whose ``forward`` dynamo is tracing."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    local = InstructionTranslator.current_tx().output.root_tx.f_locals
+    root = InstructionTranslator.current_tx().output.root_tx
+    local, code = root.f_locals, root.f_code
+    first = code.co_varnames[0] if code.co_argcount else "self"
     # Calls that torch wraps (containers, bound methods) carry the callable as ``fn``.
-    model = local.get("self", local.get("fn"))
+    model = local.get(first)
+    model = model if isinstance(model, nn.Module) else local.get("fn", model)
     model = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     if not isinstance(model, nn.Module):
         raise CaptureError(

@@ -67,7 +67,15 @@ def build_skeleton(
                 f"a class of transformers {transformers.__version__}",
                 "build the module and use qcompile.optimize",
             )
-        make = getattr(transformers, architecture)._from_config
+        made = getattr(transformers, architecture)
+        if made.config_class is not None and not isinstance(config, made.config_class):
+            raise SchemeError(
+                "config.json",
+                f"model_type {config.model_type!r} with the architecture {architecture}",
+                f"a configuration of the class {made.config_class.__name__}",
+                "correct the file",
+            )
+        make = made._from_config
     with init_empty_weights(include_buffers=False):
         model: nn.Module = make(config, dtype=dtype)
     model.tie_weights()  # type: ignore[operator]

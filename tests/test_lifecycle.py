@@ -126,3 +126,62 @@ def test_names_of_one_class_say_nothing_of_another() -> None:
 def test_a_quantizer_takes_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="rtn rounds"):
         qcompile.optimize(nn.Linear(8, 8), scheme="rtn", checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e9])
+def test_a_weight_that_cannot_be_rounded_is_found_before_any_other_is_gone(bad: float) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval()
+    with torch.no_grad():
+        model[1].weight[0, 0] = bad
+    before = model[0].weight
+    with pytest.raises(OptionError, match=r"1\.weight"):
+        qcompile.optimize(model, scheme="rtn", emitter="eager")
+    assert model[0].weight is before
+
+
+def test_a_bare_linear() -> None:
+    model, plain = nn.Linear(64, 32).eval(), nn.Linear(64, 32).eval()
+    plain.load_state_dict(model.state_dict())
+    compiled = qcompile.optimize(model, scheme="rtn", bits=8, emitter="eager")
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        assert relative_l2(compiled(x), plain(x)) < 0.01
+
+
+def test_an_encoder_layer_of_torch() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        expected = layer(x)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    compiled = qcompile.optimize(nn.Sequential(layer), scheme="rtn", bits=8, emitter="eager")
+    assert relative_l2(compiled(x), expected) < 0.02
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+class Named(nn.Module):
+    """A module whose forward calls itself otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(64, 32)
+
+    def forward(this, x: torch.Tensor) -> torch.Tensor:
+        return this.proj(x)  # type: ignore[no-any-return]
+
+
+def test_the_backend_finds_a_module_by_its_place(tmp_path: Path) -> None:
+    model = qcompile.optimize(Named().eval(), scheme="rtn", group_size=32, emitter="eager")
+    folder = qcompile.save_checkpoint(model, tmp_path / "saved")
+    options = {"checkpoint": str(folder), "scheme": "gptq", "emitter": "eager"}
+    compiled = torch.compile(Named().eval(), backend="qcompile", options=options)
+    x = torch.randn(2, 64)
+    with torch.no_grad():
+        assert relative_l2(compiled(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("arguments", [(3,), (None,), (b"/tmp",), ("",), ("x", None)])
+def test_what_is_no_path_or_scheme(arguments: Any) -> None:
+    with pytest.raises(OptionError):
+        qcompile.open(*arguments)

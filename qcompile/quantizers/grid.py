@@ -37,6 +37,7 @@ SCALE = torch.float16
 # The smallest positive float16: a group of tinier weights still gets a scale to divide by, and the
 # nearest multiples of it are no farther away than zero is.
 _TINIEST = 2.0**-24
+_LARGEST = torch.finfo(SCALE).max
 # Widths that ``closest`` tries, relative to that of ``fit``. A symmetric grid has one code less
 # above its middle than below: in the width of ``fit`` the largest positive value is clipped.
 _RATIOS = (0.97, 0.94, 0.91, 0.88, 0.85, 0.8)
@@ -111,11 +112,24 @@ def _storable(scale: torch.Tensor) -> torch.Tensor:
     return scale.to(SCALE).to(torch.float32).clamp(min=_TINIEST)
 
 
+def check_finite(name: str, weight: torch.Tensor, bits: int) -> None:
+    """Raise OptionError unless every scale of a weight will be a finite float16 number."""
+    if not weight.numel():
+        return
+    low, high = (float(value) for value in torch.aminmax(weight))
+    # Not a number compares as false.
+    if not 2 * max(-low, high) / Grid(bits, True).top <= _LARGEST or low != low:
+        raise _no_scale(name)
+
+
 def check_scales(name: str, scale: torch.Tensor) -> None:
     """Raise OptionError when a weight's scales are no finite float16 numbers."""
-    if bool(torch.isfinite(scale).all()):
-        return
-    raise OptionError(
+    if not bool(torch.isfinite(scale).all()):
+        raise _no_scale(name)
+
+
+def _no_scale(name: str) -> OptionError:
+    return OptionError(
         name,
         "holds NaN, infinities or values so large that their scale is beyond float16",
         f"finite weights below {torch.finfo(SCALE).max:.0f} times the largest code",

@@ -18,6 +18,7 @@ from qcompile.conv1d import is_conv1d
 from qcompile.errors import OptionError, nearest
 from qcompile.experts import experts_modules
 from qcompile.quantizers.expert_matrices import FloatExperts, routers
+from qcompile.quantizers.grid import check_finite
 from qcompile.quantizers.settings import Settings
 
 
@@ -51,6 +52,8 @@ Part = FloatLinear | FloatExperts
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes ``x @ w.T + b`` by being called, and in no other way."""
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return False  # computed anew at every call, for instance by weight_norm
     if is_conv1d(module):
         return True
     # The projections inside nn.MultiheadAttention are linears that nobody calls.
@@ -103,8 +106,13 @@ def chosen_paths(
         raise OptionError(
             type(model).__name__, "no linear to quantize", "at least one", "skip less, or keep less"
         )
-    _check_values(model, [*(f"{path}.weight" for path in chosen), *(e.name for e in experts)])
+    _check_values(model, [*map(_weight_name, chosen), *(e.name for e in experts)], settings.bits)
     return chosen
+
+
+def _weight_name(path: str) -> str:
+    """The parameter of the linear at a path; the model itself may be one."""
+    return f"{path}.weight" if path else "weight"
 
 
 def float_linears(model: nn.Module, paths: Collection[str]) -> tuple[FloatLinear, ...]:
@@ -113,8 +121,8 @@ def float_linears(model: nn.Module, paths: Collection[str]) -> tuple[FloatLinear
     for path in paths:
         shared.setdefault(id(_linear(model, path).weight), []).append(path)
     return tuple(
-        FloatLinear(f"{same[0]}.weight", tuple(_linear(model, path) for path in same), tuple(same))
-        for same in shared.values()
+        FloatLinear(_weight_name(paths[0]), tuple(_linear(model, p) for p in paths), tuple(paths))
+        for paths in shared.values()
     )
 
 
@@ -165,7 +173,7 @@ def _check_patterns(settings: Settings, paths: Collection[str]) -> None:
             )
 
 
-def _check_values(model: nn.Module, names: Collection[str]) -> None:
+def _check_values(model: nn.Module, names: Collection[str], bits: int) -> None:
     for name in names:
         weight = model.get_parameter(name)
         if weight.is_meta:
@@ -182,3 +190,4 @@ def _check_values(model: nn.Module, names: Collection[str]) -> None:
                 "float32, float16 or bfloat16",
                 "convert the model first, or leave it out with skip=[...]",
             )
+        check_finite(name, weight.detach(), bits)

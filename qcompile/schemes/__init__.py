@@ -124,6 +124,14 @@ def open_checkpoint(path: str | Path, scheme: str = "auto") -> Checkpoint:
     Raises:
         SchemeError: there is nothing, or no scheme claims it.
     """
+    for name, given in (("path", path), ("scheme", scheme)):
+        if not isinstance(given, (str, Path) if name == "path" else str) or not str(given):
+            raise OptionError(
+                f"{name}={given!r}",
+                f"a {type(given).__name__}",
+                "a text that is not empty",
+                "pass one",
+            )
     place = Path(path).expanduser()
     if scheme != "auto":
         return scheme_of(scheme).open(place)

@@ -61,7 +61,7 @@ def loaded(model: nn.Module, scheme: str) -> Iterator[FolderCheckpoint]:
     done = _exchange(model, modules, {name: ref.shape for name, ref in weights.items()})
     try:
         place = Path(type(model).__name__)
-        yield FolderCheckpoint(place, method, settings, stored, weights, used)
+        yield FolderCheckpoint(place, method, settings, stored, weights, used, _remarks(settings))
     except BaseException:
         for exchange in done:
             exchange.undo()
@@ -153,3 +153,10 @@ def _exchange(
         setattr(exchange.parent, name, linear.train(module.training))
         done.append(exchange)
     return done
+
+
+def _remarks(settings: Settings) -> tuple[str, ...]:
+    named = settings.values.get("checkpoint_format") or settings.values.get("format")
+    if method_of(settings) != "gptq" or settings.values.get("sym", True) or named:
+        return ()
+    return ("zero points are taken as GPTQ's first format has them, unless a module tells",)

@@ -7,14 +7,15 @@ used, whatever the configuration says of tying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from qcompile.errors import SchemeError
+from qcompile.errors import QCompileError, SchemeError
 from qcompile.hf import build_skeleton, need_transformers
 from qcompile.schemes.folder.settings import model_config
 from qcompile.weight import WeightRef, same_floats
@@ -47,17 +48,10 @@ def build_model(path: Path, tensors: Mapping[str, WeightRef], dtype: torch.dtype
             "download it too, or build the module and use qcompile.optimize",
         )
     transformers = need_transformers("build_model")
-    try:
+    with _told(path / "config.json", transformers.__version__):
         config = transformers.AutoConfig.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False
         )
-    except (ValueError, OSError, KeyError) as error:
-        raise SchemeError(
-            str(path / "config.json"),
-            f"transformers cannot use it: {str(error).splitlines()[0]}",
-            f"a model type that transformers {transformers.__version__} has itself",
-            "build the module and use qcompile.optimize",
-        ) from None
     # Otherwise transformers would ask for the packages of the scheme's own tool.
     for key in ("quantization_config", "compression_config"):
         if hasattr(config, key):
@@ -65,11 +59,13 @@ def build_model(path: Path, tensors: Mapping[str, WeightRef], dtype: torch.dtype
     _settle_head(config, tensors, path)
     architectures = content.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
-    model = build_skeleton(config, dtype, named if isinstance(named, str) else None)
+    with _told(path / "config.json", transformers.__version__):
+        model = build_skeleton(config, dtype, named if isinstance(named, str) else None)
     if (path / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(
-            str(path), local_files_only=True
-        )
+        with _told(path / "generation_config.json", transformers.__version__):
+            model.generation_config = transformers.GenerationConfig.from_pretrained(
+                str(path), local_files_only=True
+            )
     return model
 
 
@@ -78,9 +74,27 @@ def build_tokenizer(path: Path) -> object:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         return None
     transformers = need_transformers("build_tokenizer")
-    return transformers.AutoTokenizer.from_pretrained(
-        str(path), local_files_only=True, trust_remote_code=False
-    )
+    with _told(path, transformers.__version__, "a tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+
+
+@contextlib.contextmanager
+def _told(place: Path, version: str, what: str = "a configuration") -> Iterator[None]:
+    """Tell whatever transformers raises over a file as an error of the folder."""
+    try:
+        yield
+    except QCompileError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise SchemeError(
+            str(place),
+            f"transformers cannot use it: {lines[0] if lines else type(error).__name__}",
+            f"{what} that transformers {version} takes as it is",
+            "correct the file, or build the module and use qcompile.optimize",
+        ) from error
 
 
 def _settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path) -> None:
