@@ -32,6 +32,14 @@ def check_module(model: object) -> None:
             "a torch.nn.Module",
             "pass a module, or use qcompile.load for a checkpoint's own model",
         )
+    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise OptionError(
+            type(model).__name__,
+            f"{lazy[0]} has no shape yet",
+            "parameters with shapes",
+            "call the module once with an example first",
+        )
 
 
 def check_dtype(dtype: object) -> None:
@@ -72,6 +80,13 @@ def opened_checkpoint(checkpoint: str | Path | Checkpoint | None, scheme: str) -
     if isinstance(checkpoint, (str, Path)):
         return open_checkpoint(checkpoint, scheme)
     if checkpoint is not None and hasattr(checkpoint, "catalogue"):
+        if scheme not in ("auto", checkpoint.scheme):
+            raise OptionError(
+                f"scheme={scheme!r}",
+                f"the checkpoint was opened as {checkpoint.scheme}",
+                f"auto or {checkpoint.scheme}",
+                "leave scheme out",
+            )
         return checkpoint
     raise OptionError(
         f"checkpoint={checkpoint!r}",

@@ -11,7 +11,7 @@ from support.zoo import relative_l2, zoo_entry
 from torch import nn
 
 import qcompile
-from qcompile.errors import OptionError
+from qcompile.errors import OptionError, SchemeError
 
 
 class Counted(nn.Module):
@@ -24,7 +24,7 @@ class Counted(nn.Module):
         self.register_buffer("mask", torch.ones(32, dtype=torch.bool))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(x) * self.mask
+        return self.proj(x) * self.get_buffer("mask")  # type: ignore[no-any-return]
 
 
 def test_models_do_not_share_a_limit_of_graphs() -> None:
@@ -58,8 +58,8 @@ def test_buffers_that_are_no_floats_come_back(tmp_path: Path) -> None:
     model = qcompile.optimize(Counted().eval(), scheme="rtn", group_size=32, emitter="eager")
     folder = qcompile.save_checkpoint(model, tmp_path / "saved")
     other = Counted().eval()
-    other.seen.zero_()
-    other.mask.zero_()
+    other.get_buffer("seen").zero_()
+    other.get_buffer("mask").zero_()
     loaded = qcompile.optimize(other, checkpoint=folder, emitter="eager")
     assert torch.equal(loaded.get_buffer("seen"), torch.tensor(2**40 + 1))
     x = torch.randn(2, 64)
@@ -130,7 +130,7 @@ def test_a_quantizer_takes_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e9])
 def test_a_weight_that_cannot_be_rounded_is_found_before_any_other_is_gone(bad: float) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval()
+    model: Any = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval()
     with torch.no_grad():
         model[1].weight[0, 0] = bad
     before = model[0].weight
@@ -174,7 +174,7 @@ class Named(nn.Module):
 def test_the_backend_finds_a_module_by_its_place(tmp_path: Path) -> None:
     model = qcompile.optimize(Named().eval(), scheme="rtn", group_size=32, emitter="eager")
     folder = qcompile.save_checkpoint(model, tmp_path / "saved")
-    options = {"checkpoint": str(folder), "scheme": "gptq", "emitter": "eager"}
+    options: Any = {"checkpoint": str(folder), "scheme": "gptq", "emitter": "eager"}
     compiled = torch.compile(Named().eval(), backend="qcompile", options=options)
     x = torch.randn(2, 64)
     with torch.no_grad():
@@ -185,3 +185,37 @@ def test_the_backend_finds_a_module_by_its_place(tmp_path: Path) -> None:
 def test_what_is_no_path_or_scheme(arguments: Any) -> None:
     with pytest.raises(OptionError):
         qcompile.open(*arguments)
+
+
+def test_a_file_that_changes_before_it_is_read(tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = qcompile.optimize(
+            nn.Sequential(nn.Linear(64, 32)), scheme="rtn", group_size=32, emitter="eager"
+        )
+        folders.append(qcompile.save_checkpoint(model, tmp_path / str(seed)))
+    waiting = qcompile.optimize(
+        nn.Sequential(nn.Linear(64, 32)), checkpoint=folders[0], emitter="eager"
+    )
+    name = "model.safetensors"
+    (folders[0] / name).write_bytes((folders[1] / name).read_bytes())
+    with pytest.raises(SchemeError, match="changed or removed"):
+        waiting(torch.randn(2, 64))
+
+
+def test_linears_without_shape_or_columns_are_left_alone() -> None:
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 0)).eval()
+    compiled = qcompile.optimize(model, scheme="rtn", group_size=32, emitter="eager")
+    assert compiled(torch.randn(2, 64)).shape == (2, 0)
+    lazy = nn.Sequential(nn.Linear(64, 32), nn.LazyLinear(4)).eval()
+    with pytest.raises(OptionError):
+        qcompile.optimize(lazy[1:], scheme="rtn")
+
+
+def test_an_open_checkpoint_has_its_own_scheme(tmp_path: Path) -> None:
+    model = qcompile.optimize(nn.Sequential(nn.Linear(64, 32)), scheme="rtn", emitter="eager")
+    opened = qcompile.open(qcompile.save_checkpoint(model, tmp_path / "saved"))
+    with pytest.raises(OptionError, match="opened as gptq"):
+        qcompile.optimize(nn.Sequential(nn.Linear(64, 32)), scheme="awq", checkpoint=opened)

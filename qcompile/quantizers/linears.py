@@ -52,8 +52,10 @@ Part = FloatLinear | FloatExperts
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes ``x @ w.T + b`` by being called, and in no other way."""
-    if not isinstance(module._parameters.get("weight"), nn.Parameter):
-        return False  # computed anew at every call, for instance by weight_norm
+    weight = module._parameters.get("weight")
+    # Computed anew at every call, for instance by weight_norm; or without shape or columns yet.
+    if not isinstance(weight, nn.Parameter) or nn.parameter.is_lazy(weight) or not weight.numel():
+        return False
     if is_conv1d(module):
         return True
     # The projections inside nn.MultiheadAttention are linears that nobody calls.

@@ -35,7 +35,7 @@ DATA = [torch.randint(0, 160, (8, 32), generator=torch.Generator().manual_seed(1
 def quantized(model: Any, **options: Any) -> Any:
     if options.get("desc_act"):
         options |= {"scheme": "gptq", "calibration": DATA}
-    plain = {"scheme": "rtn", "sym": True}
+    plain: dict[str, Any] = {"scheme": "rtn", "sym": True}
     return qcompile.optimize(model, emitter="eager", **(plain | options))
 
 

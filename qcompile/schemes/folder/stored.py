@@ -86,13 +86,29 @@ class _Mapped:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: Any = None
+        self._first = self._state()
 
     def handle(self) -> Any:
+        # Offsets would be those of another file; a mapping shows that one's bytes too.
+        if self._state() != self._first:
+            raise SchemeError(
+                str(self.path),
+                "changed or removed since it was opened",
+                "the same file until the weights are packed, on the first call",
+                "open the checkpoint again",
+            )
         if self._handle is None:
             from safetensors import safe_open  # not before a folder is opened
 
             self._handle = safe_open(str(self.path), "pt")
         return self._handle
+
+    def _state(self) -> tuple[int, ...] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def release(self) -> None:
         self._handle = None  # unmaps, and with it goes what was read from memory

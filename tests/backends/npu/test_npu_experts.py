@@ -359,7 +359,7 @@ def test_the_wrong_mode_of_finalize_is_caught() -> None:
 @pytest.mark.usefixtures("emulated")
 def test_shapes_for_tracing_are_those_of_results() -> None:
     x, ids = torch.randn(6, 16).half(), torch.randint(0, COUNT, (6, 2), dtype=torch.int32)
-    routing = {"active_num": 12, "expert_num": COUNT, "expert_tokens_num_type": 1}
+    routing: dict[str, Any] = {"active_num": 12, "expert_num": COUNT, "expert_tokens_num_type": 1}
     routing |= {"expert_tokens_num_flag": True, "active_expert_range": [0, COUNT]}
     torch.library.opcheck(NPU.npu_moe_init_routing_v2.default, (x, ids), routing)
     rows, places, _, _ = NPU.npu_moe_init_routing_v2(x, ids, **routing)
