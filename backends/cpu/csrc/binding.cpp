@@ -136,7 +136,7 @@ Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table
   Tensor y = qc::empty_of(x, shape);
   if (x.numel() == 0) return y;
   const int64_t m = x.numel() / k;
-  const bool few = m <= qc::FEW;
+  const bool few = m <= kernels().few_rows;
   Prepared prepared;
   prepare(w, x, m, few, prepared);
   std::vector<float> bias_store;

@@ -108,7 +108,7 @@ void share_out(int64_t tasks, const Body& body) {
 }
 
 bool wants_sums(const Weight& w, int64_t rows) {
-  return rows <= FEW && (w.form == ZERO || w.form == OFFSET);
+  return rows <= kernels().few_rows && (w.form == ZERO || w.form == OFFSET);
 }
 
 // Puts a row of k floats into the order and padding of a role.
@@ -169,7 +169,7 @@ void multiply_runs(const std::vector<Product>& products, const std::vector<Run>&
             product.buffers->sums.data() + run.begin * w.groups(), rows, w.padded()};
     Output out{product.buffers->y.data() + run.begin * w.n,
                product.bias ? product.bias + run.expert * product.bias_step : nullptr, F32};
-    (rows <= FEW ? kernels().few : kernels().many)(w, in, out, task.begin, task.end);
+    (rows <= kernels().few_rows ? kernels().few : kernels().many)(w, in, out, task.begin, task.end);
   });
 }
 

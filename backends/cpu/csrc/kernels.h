@@ -179,6 +179,17 @@ void few(const Weight& w, const Rows& in, const Output& out, int64_t begin, int6
   constexpr auto one = few_rows<BITS, FORM, 1, 2>;
   constexpr decltype(one) by_rows[] = {one, two, three, four};
   const int step = in.m > 2 ? 1 : 2;
+#ifdef QC_EIGHT_ROWS_AT_ONCE
+  constexpr decltype(one) by_more[] = {
+      few_rows<BITS, FORM, 1, 1>, few_rows<BITS, FORM, 2, 1>, three, four,
+      few_rows<BITS, FORM, 5, 1>, few_rows<BITS, FORM, 6, 1>, few_rows<BITS, FORM, 7, 1>,
+      few_rows<BITS, FORM, 8, 1>};
+  for (; in.m > 4 && panel < end; panel++) {
+    for (int64_t m = 0; m < in.m; m += 8) {
+      by_more[std::min<int64_t>(8, in.m - m) - 1](w, in, out, m, panel);
+    }
+  }
+#endif
   for (; panel + step <= end; panel += step) by_rows[in.m - 1](w, in, out, 0, panel);
 #endif
   for (; panel < end; panel++) {
@@ -258,16 +269,24 @@ inline void multiply_side(const float* tiles, int64_t side, int64_t columns, con
   }
 }
 
+// The last rows, fewer than a full pass has: all of them in one.
+template <int M>
+inline void multiply_rest(int64_t left, const float* tiles, int64_t side, int64_t columns,
+                          const Rows& in, int64_t column, int64_t m, float* sums) {
+  if (left == M) return multiply_side<M>(tiles, side, columns, in, column, m, sums);
+  if constexpr (M > 1) multiply_rest<M - 1>(left, tiles, side, columns, in, column, m, sums);
+}
+
+#ifndef QC_ROWS_OF_A_TILE
+#define QC_ROWS_OF_A_TILE 6
+#endif
+
 void multiply_all(const float* tiles, int64_t side, int64_t columns, const Rows& in, int64_t column,
                   float* sums) {
-  int64_t m = 0;
-#ifdef QC_ROWS_OF_A_TILE
   constexpr int R = QC_ROWS_OF_A_TILE;
+  int64_t m = 0;
   for (; m + R <= in.m; m += R) multiply_side<R>(tiles, side, columns, in, column, m, sums);
-#endif
-  for (; m + 6 <= in.m; m += 6) multiply_side<6>(tiles, side, columns, in, column, m, sums);
-  for (; m + 4 <= in.m; m += 4) multiply_side<4>(tiles, side, columns, in, column, m, sums);
-  for (; m < in.m; m++) multiply_side<1>(tiles, side, columns, in, column, m, sums);
+  multiply_rest<R - 1>(in.m - m, tiles, side, columns, in, column, m, sums);
 }
 
 template <int BITS, int FORM>
@@ -372,6 +391,11 @@ void narrow(const float* from, int64_t count, void* to, int64_t at, Number type)
 }
 
 constexpr Kernels table_of(const char* name) {
-  return {name, run_few, run_many, sum_groups, widen, narrow};
+#ifdef QC_EIGHT_ROWS_AT_ONCE
+  constexpr int64_t few = 16;
+#else
+  constexpr int64_t few = 4;
+#endif
+  return {name, few, run_few, run_many, sum_groups, widen, narrow};
 }
 }  // namespace

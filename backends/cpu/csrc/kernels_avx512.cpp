@@ -5,6 +5,7 @@
 #include "simd_avx512.h"
 //
 #define QC_ROWS_OF_A_TILE 12  // 32 registers hold the sums of so many rows
+#define QC_EIGHT_ROWS_AT_ONCE
 #include "kernels.h"
 
 const qc::Kernels* qc::kernels_avx512() {

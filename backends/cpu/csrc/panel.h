@@ -75,7 +75,8 @@ struct Output {
 
 struct Kernels {
   const char* name;
-  // Up to FEW rows times panels [begin, end): codes are decoded in registers.
+  int64_t few_rows;  // up to so many rows go to `few`
+  // Up to few_rows rows times panels [begin, end): codes are decoded in registers.
   void (*few)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
   // Any number of rows times panels [begin, end): codes are decoded once, to tiles.
   void (*many)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
@@ -85,8 +86,6 @@ struct Kernels {
   void (*widen)(const void* from, int64_t at, Number type, int64_t count, float* to);
   void (*narrow)(const float* from, int64_t count, void* to, int64_t at, Number type);
 };
-
-constexpr int64_t FEW = 4;
 
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
