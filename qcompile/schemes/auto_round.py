@@ -182,15 +182,7 @@ def _choice(settings: Settings, base: Choice | None, origin: str) -> Choice:
     bits = settings.need("bits", int) if base is None else settings.get("bits", int, base.bits)
     if bits not in (*range(2, 9), _DENSE, 2 * _DENSE):
         raise SchemeError(f"{settings.where}: bits", f"{bits}", "2 to 8, or 16", "correct the file")
-    group = (
-        settings.need("group_size", int)
-        if base is None
-        else settings.get("group_size", int, base.group)
-    )
-    if group < 1 and group != -1:
-        raise SchemeError(
-            f"{settings.where}: group_size", f"{group}", "-1 or a positive number", "correct it"
-        )
+    group = settings.group_size(None if base is None else base.group)
     return Choice(
         bits, group, settings.get("sym", bool, True if base is None else base.sym), origin
     )

@@ -17,9 +17,13 @@ import torch
 from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor, Shape
 from qcompile.schemes.awq.layout import GEMM, GEMV, PER_WORD, unpack_rows
-from qcompile.schemes.folder.checkpoint import need_tensor, quantized_modules
+from qcompile.schemes.folder.checkpoint import (
+    SCALES,
+    need_tensor,
+    quantized_modules,
+    ruled_modules,
+)
 from qcompile.schemes.folder.stored import StoredTensor
-from qcompile.schemes.gptq.modules import SCALES
 from qcompile.schemes.words import unpack_words
 from qcompile.spec import AffineForm, AffineSpec
 from qcompile.weight import Rows, WeightRef
@@ -62,15 +66,7 @@ def read_modules(
     weights: dict[str, WeightRef] = {}
     used: set[str] = set()
     marked = quantized_modules(stored, lambda last, _: last in _MARKS, ("qzeros",))
-    for module, tensors in marked.items():
-        rule = rule_of(module)
-        if rule is None:
-            raise SchemeError(
-                next(iter(tensors.values())).source,
-                "quantized, though the settings exclude this module",
-                "floats for excluded modules",
-                "correct the settings of the quantization",
-            )
+    for module, tensors, rule in ruled_modules(marked, rule_of):
         weights[f"{module}.weight"] = _weight(module, tensors, rule)
         used.update(f"{module}.{name}" for name in _TENSORS)
     return weights, used

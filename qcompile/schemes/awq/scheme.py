@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from qcompile.errors import SchemeError
 from qcompile.schemes.awq.modules import Rule, read_modules
@@ -30,7 +31,6 @@ _READ = (
     "modules_to_not_convert",
     "pack_dtype",
     "desc_act",
-    "meta",
     "dynamic",
 )
 _HARMLESS = (
@@ -40,6 +40,7 @@ _HARMLESS = (
     "modules_to_fuse",
     "exllama_config",
     "lm_head",
+    "meta",
     "model_name_or_path",
     "model_file_base_name",
     "damp_percent",
@@ -79,15 +80,8 @@ def read_rules(settings: Settings) -> tuple[Callable[[str], Rule | None], tuple[
     settings.refuse("dynamic", ({},), "rules for single modules are not known for AWQ")
     settings.need("bits", int)
     settings.one_of("bits", (4,))
-    size = settings.need("group_size", int)
-    if size != -1 and size < 1:
-        raise SchemeError(
-            f"{settings.where}: group_size",
-            f"{size}",
-            "-1 or a positive number",
-            "correct the file",
-        )
-    rule = Rule(size, not _asymmetric(settings), _version(settings), "by the base settings")  # type: ignore[arg-type]
+    version, sym = _version(settings), not _asymmetric(settings)
+    rule = Rule(settings.group_size(), sym, version, "by the base settings")
     skipped = settings.get("modules_to_not_convert", list, [])
 
     def rule_of(module: str) -> Rule | None:
@@ -103,7 +97,7 @@ def _asymmetric(settings: Settings) -> bool:
     return settings.get("zero_point", bool, True)
 
 
-def _version(settings: Settings) -> str:
+def _version(settings: Settings) -> Literal["gemm", "gemv"]:
     """``gemm`` or ``gemv``; tools name it by three different keys."""
     named = [settings.values.get(key) for key in ("version", "checkpoint_format", "format")]
     found = {str(value).lower() or "an empty text" for value in named if value is not None}
@@ -115,7 +109,7 @@ def _version(settings: Settings) -> str:
             "gemm or gemv",
             "convert the checkpoint with AutoAWQ or GPTQModel to version gemm",
         )
-    return found.pop()
+    return "gemv" if "gemv" in found else "gemm"
 
 
 def _names(entry: str, module: str) -> bool:

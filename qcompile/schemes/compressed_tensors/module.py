@@ -16,9 +16,9 @@ from qcompile.errors import SchemeError
 from qcompile.layout import Shape
 from qcompile.schemes.compressed_tensors.groups import Group
 from qcompile.schemes.compressed_tensors.layout import E2M1_DOUBLED, per_word, unpack_padded
-from qcompile.schemes.folder.checkpoint import need_tensor
+from qcompile.schemes.folder.checkpoint import SCALES, need_tensor
 from qcompile.schemes.folder.stored import StoredTensor
-from qcompile.schemes.gptq.modules import SCALES, group_order
+from qcompile.schemes.gptq.modules import group_order
 from qcompile.schemes.words import unpack_words, words_for
 from qcompile.spec import AffineForm, AffineSpec, GroupOrder, LookupSpec, ScaledSpec, Spec
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor
 from qcompile.schemes.compressed_tensors.groups import Group
 from qcompile.schemes.compressed_tensors.module import Module
-from qcompile.schemes.folder.checkpoint import quantized_modules
+from qcompile.schemes.folder.checkpoint import quantized_modules, ruled_modules
 from qcompile.schemes.folder.stored import StoredTensor
 from qcompile.weight import Rows, WeightRef
 
@@ -51,15 +50,7 @@ def read_modules(
     """
     weights: dict[str, WeightRef] = {}
     used = {name for name in stored if name.rpartition(".")[2] in CACHE_SCALES}
-    for module, tensors in quantized_modules(stored, _marks).items():
-        group = group_of(module)
-        if group is None:
-            raise SchemeError(
-                next(iter(tensors.values())).source,
-                "quantized, though no target of the settings names this module or ignore does",
-                "a group for every quantized module",
-                "correct config_groups or ignore",
-            )
+    for module, tensors, group in ruled_modules(quantized_modules(stored, _marks), group_of):
         weights[f"{module}.weight"] = _weight(module, tensors, group, version)
         # A float weight beside a packed one is nobody's: it is refused as a second weight.
         unread = ("weight",) if "weight_packed" in tensors else ()

@@ -9,10 +9,11 @@ is refused by name; names are the file's, with ``MODULE.weight`` for a quantized
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ from qcompile.site import EmbeddingSite, LinearSite, Site
 from qcompile.spec import FloatSpec, is_quantized
 from qcompile.weight import Rows, WeightRef
 
+# Dtypes in which tools store scales of integers.
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
 # Last component of the path of a module that looks rows up, in the models of transformers.
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "word_embeddings", "embed_in", "tok_embeddings")
 _NUMBER = re.compile(r"(\d+)")
@@ -236,6 +239,29 @@ def quantized_modules(
             )
         modules[module][last] = tensor
     return {module: modules[module] for module in sorted(modules, key=_natural)}
+
+
+Rule = TypeVar("Rule")
+
+
+def ruled_modules(
+    modules: Mapping[str, dict[str, StoredTensor]], rule_of: Callable[[str], Rule | None]
+) -> Iterator[tuple[str, dict[str, StoredTensor], Rule]]:
+    """Quantized modules with their tensors and their rules.
+
+    Raises:
+        SchemeError: the settings have no rule for a module that is quantized.
+    """
+    for module, tensors in modules.items():
+        rule = rule_of(module)
+        if rule is None:
+            raise SchemeError(
+                next(iter(tensors.values())).source,
+                "quantized, though the settings exclude this module or name none like it",
+                "a rule for every quantized module, floats for all others",
+                "correct the settings of the quantization",
+            )
+        yield module, tensors, rule
 
 
 def need_tensor(

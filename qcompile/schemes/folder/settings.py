@@ -77,6 +77,20 @@ class Settings:
             )
         return self.get(key, kind, cast(Value, found))
 
+    def group_size(self, default: int | None = None) -> int:
+        """The columns that share a scale, -1 for all; without a default it has to be there."""
+        if default is None:
+            self.need("group_size", int)
+        size = self.get("group_size", int, -1 if default is None else default)
+        if size != -1 and size < 1:
+            raise SchemeError(
+                f"{self.where}: group_size",
+                f"{size}",
+                "-1 or a positive number",
+                "correct the file",
+            )
+        return size
+
     def one_of(self, key: str, allowed: Collection[object], default: object = None) -> object:
         """A setting that has to be one of a few values."""
         found = self.values.get(key, default)

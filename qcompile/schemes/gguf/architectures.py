@@ -14,6 +14,7 @@ from qcompile.schemes.gguf.entries import (
     HEAD_NORMS,
     INTERLEAVED,
     NORMS,
+    SLIDING_WINDOW,
     Architecture,
     Stem,
     Value,
@@ -46,15 +47,7 @@ ARCHITECTURES = (
         "mistral",
         (*NORMS, *attention(), *gated()),
         transforms=INTERLEAVED,
-        values=(
-            Value(
-                "sliding_window",
-                "attention.sliding_window",
-                default=0,
-                why="converters leave the key out for full attention",
-                off=0,
-            ),
-        ),
+        values=(SLIDING_WINDOW,),
     ),
     Architecture("qwen2", "qwen2", (*NORMS, *attention("always"), *gated())),
     Architecture(

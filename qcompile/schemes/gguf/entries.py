@@ -198,4 +198,11 @@ INTERLEAVED = (
     PermuteRows("attn_q", heads="num_attention_heads"),
     PermuteRows("attn_k", heads="num_key_value_heads"),
 )
+SLIDING_WINDOW = Value(
+    "sliding_window",
+    "attention.sliding_window",
+    default=0,
+    why="converters leave the key out for full attention",
+    off=0,
+)
 ATTENTION_BIAS = ("attention_bias", "blk.0.attn_q.bias")

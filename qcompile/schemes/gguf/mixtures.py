@@ -12,6 +12,7 @@ from qcompile.schemes.gguf.entries import (
     HEAD_NORMS,
     INTERLEAVED,
     NORMS,
+    SLIDING_WINDOW,
     Architecture,
     Mixture,
     Stem,
@@ -45,15 +46,7 @@ MIXTURES = (
         "mixtral",
         (*NORMS, *attention()),
         transforms=INTERLEAVED,
-        values=(
-            Value(
-                "sliding_window",
-                "attention.sliding_window",
-                default=0,
-                why="converters leave the key out for full attention",
-                off=0,
-            ),
-        ),
+        values=(SLIDING_WINDOW,),
         mixture=Mixture(
             (_ROUTER,), count="num_local_experts", size="intermediate_size", norm=None, normed=True
         ),

@@ -17,7 +17,12 @@ import torch
 
 from qcompile.errors import SchemeError
 from qcompile.layout import QuantizedTensor
-from qcompile.schemes.folder.checkpoint import need_tensor, quantized_modules
+from qcompile.schemes.folder.checkpoint import (
+    SCALES,
+    need_tensor,
+    quantized_modules,
+    ruled_modules,
+)
 from qcompile.schemes.folder.stored import StoredTensor
 from qcompile.schemes.gptq.layout import NAME
 from qcompile.schemes.gptq.rules import Rule
@@ -28,7 +33,6 @@ from qcompile.weight import Rows, WeightRef
 
 _MARKS = ("qweight", "qzeros")
 _TENSORS = ("qweight", "qzeros", "scales", "g_idx")
-SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _ALIGN = 32  # rows after which zero points of any width start a word
 
 
@@ -48,15 +52,7 @@ def read_modules(
     used: set[str] = set()
     indexed = next((name for name in stored if name.endswith(".g_idx")), None)
     marked = quantized_modules(stored, lambda last, _: last in _MARKS, ("qzeros",))
-    for module, tensors in marked.items():
-        rule = rule_of(module)
-        if rule is None:
-            raise SchemeError(
-                next(iter(tensors.values())).source,
-                "quantized, though the settings exclude this module",
-                "floats for excluded modules",
-                "correct the settings of the quantization",
-            )
+    for module, tensors, rule in ruled_modules(marked, rule_of):
         if rule.desc_act and rule.group != -1 and "g_idx" not in tensors and indexed:
             raise SchemeError(
                 tensors["qweight"].source,

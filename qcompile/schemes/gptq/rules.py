@@ -134,7 +134,7 @@ class Rules:
         changed = replace(
             self.base,
             bits=_bits(inner, self.base.bits),
-            group=_group(inner, self.base.group),
+            group=inner.group_size(self.base.group),
             sym=inner.get("sym", bool, self.base.sym),
             desc_act=inner.get("desc_act", bool, self.base.desc_act),
             origin=f"by dynamic {text!r}",
@@ -155,7 +155,7 @@ def read_rules(settings: Settings) -> Rules:
     bits = _bits(settings, None)
     base = Rule(
         bits,
-        _group(settings, None),
+        settings.group_size(),
         settings.get("sym", bool, True),
         settings.get("desc_act", bool, False),
         "stored" if stored_as == "gptq_v2" else _writer(settings),
@@ -187,19 +187,6 @@ def _bits(settings: Settings, default: int | None) -> int:
     if default is None:
         settings.need("bits", int)
     return int(str(settings.one_of("bits", BITS, default)))
-
-
-def _group(settings: Settings, default: int | None) -> int:
-    size = settings.need("group_size", int) if default is None else default
-    size = settings.get("group_size", int, size)
-    if size != -1 and size < 1:
-        raise SchemeError(
-            f"{settings.where}: group_size",
-            f"{size}",
-            "-1 or a positive number",
-            "correct the file",
-        )
-    return size
 
 
 def _writer(settings: Settings) -> ZeroRule:

@@ -35,6 +35,8 @@ class GPTQScheme:
         notes = rules.notes
         if rules.base.desc_act and not any(name.endswith(".g_idx") for name in stored):
             notes = (*notes, "desc_act, but no g_idx is stored: columns are read in order")
+        if settings.get("lm_head", bool, False) and "lm_head.weight" not in weights:
+            notes = (*notes, "lm_head is said to be quantized, but no quantized head is stored")
         return FolderCheckpoint(path, self.name, settings, stored, weights, used, notes)
 
 
