@@ -46,7 +46,7 @@ def test_logits_are_those_of_eager_experts(name: str, tmp_path: Path) -> None:
     layers = folder_layers(name, source)
     folder = write_experts(tmp_path, source, layers)
     model = _load(folder)
-    _agree(model, source, 1, 7, 200)
+    _agree(model, source, 1, 7, 512)
     sites = [e.site for e in model.qcompile.plan.entries if isinstance(e.site, ExpertsSite)]
     told = [site for site in qcompile.open(folder).sites() if isinstance(site, ExpertsSite)]
     assert [(s.weight.spec, s.bias, s.weight.nbytes) for s in told] == [

@@ -24,7 +24,7 @@ def test_logits_are_those_of_eager_experts(name: str, tmp_path: Path) -> None:
     types = MXFP4 if name == "gpt-oss" else TYPES
     path = write_model(tmp_path / "m.gguf", name, source, types=types)
     model = load(path)
-    agree(model, exact(name, source, types), 1, 7, 200)
+    agree(model, exact(name, source, types), 1, 7, 512)
     sites = [e.site for e in model.qcompile.plan.entries if isinstance(e.site, ExpertsSite)]
     first = 1 if name.startswith("deepseek") else 0
     assert [s.name for s in sites] == [f"model.layers.{n}.mlp.experts" for n in range(first, 2)]
