@@ -20,10 +20,22 @@ _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component of a path
 
 @dataclass(frozen=True)
 class Group:
-    """Sites that differ only in their layer."""
+    """Sites that differ only in their layer.
+
+    Attributes:
+        name: their names in one: ``model.layers.0-17.mlp.up_proj``.
+        entries: one for each site.
+        head: the name up to the layers, empty where there are none: ``model.layers.0-17``.
+    """
 
     name: str
     entries: tuple[Entry, ...]
+    head: str = ""
+
+    @property
+    def tail(self) -> str:
+        """The name behind the head."""
+        return self.name[len(self.head) :].removeprefix(".")
 
 
 def collapse(entries: Iterable[Entry]) -> list[Group]:
@@ -34,12 +46,17 @@ def collapse(entries: Iterable[Entry]) -> list[Group]:
         stem = _LAYER.sub("*", entry.site.name, count=1)
         key = (stem, entry.site.kind, str(weight.spec), weight.shape, entry.runs_as, entry.layout)
         groups.setdefault(key, []).append(entry)
-    return [Group(_ranged(str(key[0]), found), tuple(found)) for key, found in groups.items()]
+    return [_group(str(key[0]), tuple(found)) for key, found in groups.items()]
 
 
-def _ranged(stem: str, entries: list[Entry]) -> str:
+def _group(stem: str, entries: tuple[Entry, ...]) -> Group:
     numbers = sorted(int(m.group()) for e in entries if (m := _LAYER.search(e.site.name)))
-    return stem.replace("*", ranges(numbers), 1) if numbers else stem
+    if not numbers:
+        return Group(stem, entries)
+    before, _, behind = stem.partition("*")
+    head = before + ranges(numbers)
+    # A layer that is a site itself has nothing behind its number to stand under the head.
+    return Group(head + behind, entries, head if behind else "")
 
 
 def ranges(numbers: list[int]) -> str:

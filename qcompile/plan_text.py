@@ -6,9 +6,9 @@ Comes in: entries. Goes out: lines and plain values. Always holds: nothing is de
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qcompile.collapse import Group
 from qcompile.edge import Route
 from qcompile.target import Target
 
@@ -19,6 +19,65 @@ if TYPE_CHECKING:
 def mib(count: int) -> str:
     """Bytes as MiB with one decimal."""
     return f"{count / 2**20:.1f} MiB"
+
+
+def size_text(count: int) -> str:
+    """Bytes in the largest unit of which there is one.
+
+    >>> size_text(1000), size_text(20 << 10), size_text(3 << 29)
+    ('1000 B', '20.0 KiB', '1.5 GiB')
+    """
+    if count < 1 << 10:
+        return f"{count} B"
+    for unit, size in (("KiB", 1 << 10), ("MiB", 1 << 20)):
+        if count < 1024 * size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """What runs as one kernel.
+
+    Attributes:
+        name: the kernel, or what happens instead of one.
+        sites: how many sites.
+        stored: bytes of their weights in the checkpoint, of weights not counted before.
+        packed: the same in the kernel's layout.
+        shared: packed bytes of weights that another kernel's total counts already.
+    """
+
+    name: str
+    sites: int
+    stored: int
+    packed: int
+    shared: int
+
+
+def kernel_totals(entries: Iterable[Entry]) -> list[KernelTotal]:
+    """Totals by kernel; a weight that several sites share is counted where it is met first."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.runs_as, []).append(entry)
+    stored: dict[str, int] = {}
+    packed: dict[tuple[str, str], int] = {}
+    totals = []
+    for name, found in groups.items():
+        before = {e.site.weight.name: e.site.weight.nbytes for e in found}
+        after = {(e.site.weight.name, e.layout): e.bytes_after for e in found}
+        fresh = sum(size for key, size in after.items() if key not in packed)
+        totals.append(
+            KernelTotal(
+                name,
+                len(found),
+                sum(size for key, size in before.items() if key not in stored),
+                fresh,
+                sum(after.values()) - fresh,
+            )
+        )
+        stored |= before
+        packed |= after
+    return totals
 
 
 def refusals(entries: Iterable[Entry], target: Target) -> list[str]:
@@ -48,21 +107,6 @@ def steps(route: Route) -> list[tuple[str, str | None]]:
 def stored_name(entry: Entry) -> str:
     """Name of the weight in its file."""
     return entry.site.weight.source.rpartition(": ")[2]
-
-
-def summary_row(group: Group) -> tuple[str, str, str, str, str]:
-    """Name, kind, weight, what runs it and bytes of sites that share a line."""
-    entry = group.entries[0]
-    weight = entry.site.weight
-    after = sum(e.bytes_after for e in group.entries)
-    count = f"{len(group.entries)} x " if len(group.entries) > 1 else ""
-    return (
-        group.name,
-        entry.site.kind,
-        f"{weight.spec} {shape_text(weight.shape)}",
-        entry.runs_as,
-        count + (mib(after // len(group.entries)) if after else mib(weight.nbytes)),
-    )
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from qcompile.collapse import collapse
 from qcompile.edge import Route
 from qcompile.errors import OptionError, nearest
 from qcompile.kernel import Kernel
 from qcompile.layout import layout_of
-from qcompile.plan_text import (
-    entry_record,
-    mib,
-    refusals,
-    shape_text,
-    steps,
-    stored_name,
-    summary_row,
-)
+from qcompile.plan_table import Paint, no_paint, table
+from qcompile.plan_text import entry_record, kernel_totals, shape_text, steps, stored_name
 from qcompile.site import Site
 from qcompile.target import Target
 from qcompile.weight import WeightRef
@@ -209,9 +201,15 @@ class Plan:
                 "bytes_before": self.bytes_before,
                 "bytes_after": self.bytes_after,
                 "bytes_as_halves": self.bytes_as_halves,
+                "kernels": [asdict(total) for total in kernel_totals(self.entries)],
                 "sites": [entry_record(entry) for entry in self.entries],
                 "floats": [
-                    {"name": w.name, "dtype": str(w.spec), "shape": list(w.shape)}
+                    {
+                        "name": w.name,
+                        "dtype": str(w.spec),
+                        "shape": list(w.shape),
+                        "bytes": w.nbytes,
+                    }
                     for w in self.floats
                 ],
                 "notes": list(self.notes),
@@ -219,43 +217,9 @@ class Plan:
             indent=2,
         )
 
+    def text(self, width: int | None = None, paint: Paint = no_paint) -> str:
+        """A summary: like sites of consecutive layers share a line. See ``plan_table.table``."""
+        return table(self, width, paint)
+
     def __str__(self) -> str:
-        """A summary: like sites of consecutive layers share a line."""
-        head = [
-            f"plan  {self.source}  scheme {self.scheme}  target {self.target}"
-            f"  emitter {self.emitter}"
-        ]
-        rows = [summary_row(group) for group in collapse(self.entries)]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-        body = [
-            "  "
-            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-            + f"  {row[4]}"
-            for row in rows
-        ]
-        tail = [
-            f"  {len(self.entries)} sites, {mib(self.bytes_before)} stored"
-            + (f", {self._resident()}" if not self.refused else "")
-            + f"; {len(self.floats)} float tensors, {mib(sum(w.nbytes for w in self.floats))}"
-        ]
-        if self.refused:
-            tail.append(f"  {len(self.refused)} of {len(self.entries)} sites have no kernel:")
-            tail += [f"    {line}" for line in refusals(self.refused, self.target)]
-        tail += self._rounded()
-        tail += [f"  {self.emulation}"] if self.emulation else []
-        tail += [f"  note: {note}" for note in self.notes]
-        return "\n".join(head + body + tail)
-
-    def _resident(self) -> str:
-        halves = self.bytes_as_halves
-        share = f" ({self.bytes_after / halves:.0%} of 16-bit floats)" if halves else ""
-        return f"{mib(self.bytes_after)} packed{share}"
-
-    def _rounded(self) -> list[str]:
-        """A line on the weights that the policy rounds."""
-        rounded = [entry for entry in self.entries if entry.requantized]
-        if not rounded:
-            return []
-        errors = [entry.error for entry in rounded if entry.error is not None]
-        worst = f"worst relative L2 error {max(errors):.1e}" if errors else "measured when packed"
-        return [f"  {len(rounded)} sites requantized to 8 bits: {worst}"]
+        return self.text()

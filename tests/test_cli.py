@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def test_plan_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(FILE), "--device", "cpu:avx2"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert "model.layers.0-3.self_attn.q_proj" in said.out
+    assert "  model.layers.0-3  4 layers\n" in said.out
+    assert "    self_attn.q_proj  linear " in said.out
     assert "scheme gguf  target cpu:avx2" in said.out
     assert "no kernel" not in said.out
 
@@ -76,6 +78,39 @@ def test_generate_under_emulation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "emulated on the CPU" in said.err
     assert "29 sites requantized to 8 bits: measured when packed" in said.err
     assert said.out.startswith("def")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_plan_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for device in ("cpu:avx2", "npu:910b"):
+        assert main(["plan", str(FILE), "--device", device]) == 0
+        title, *lines = capsys.readouterr().out.splitlines()
+        assert title.startswith("plan  ")
+        assert max(map(len, lines)) <= columns
+        assert any("self_attn.q_proj" in line for line in lines)
+
+
+def test_colours_are_for_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed() -> str:
+        assert main(["plan", str(FILE), "--device", "npu:910b"]) == 0
+        return capsys.readouterr().out
+
+    assert "\x1b" not in printed()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = printed()
+    assert "\x1b[31mno kernel" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed() == re.sub(r"\x1b\[\d+m", "", coloured)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in printed()
 
 
 def test_plan_explains_by_any_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,25 +58,13 @@ def test_layers_share_lines() -> None:
         ("model.layers.1-2,5.down", 3),
         ("head", 1),
     ]
-
-
-def test_text() -> None:
-    lines = str(plan(LINEAR, ROWS)).splitlines()
-    assert lines[0] == "plan  model.gguf  scheme gguf  target cpu:avx2  emitter inductor"
-    assert lines[3].split() == [
-        *("model.layers.0,3-4.down", "linear", "uint4", "g8", "offset", "[16", "x", "32]"),
-        *("fake.linear", "3", "x", "0.0", "MiB"),
+    assert [(group.head, group.tail) for group in groups] == [
+        ("", "model.embed"),
+        ("model.layers.0-5", "up"),
+        ("model.layers.0,3-4", "down"),
+        ("model.layers.1-2,5", "down"),
+        ("", "head"),
     ]
-    assert lines[6].startswith("  14 sites, 0.0 MiB stored, 0.0 MiB packed (100% of")
-    assert lines[7:] == ["  note: a note"]
-
-
-def test_text_says_what_was_refused() -> None:
-    text = str(plan(FakeKernel("fake.linear", refuse=lambda site: "K 32 is no multiple of 64")))
-    assert "14 of 14 sites have no kernel" in text
-    assert "13 x fake.linear: K 32 is no multiple of 64" in text
-    assert "1 x the backend cpu has no kernel for embedding sites yet" in text
-    assert "packed" not in text
 
 
 @pytest.mark.parametrize(
@@ -91,7 +79,9 @@ def test_text_says_what_was_refused() -> None:
 )
 def test_any_numbered_component_is_a_layer(names: list[str], grouped: list[str]) -> None:
     entries = select([LinearSite(n, weight(f"{n}.weight")) for n in names], [LINEAR], TARGET)
-    assert [group.name for group in collapse(entries)] == grouped
+    groups = collapse(entries)
+    assert [group.name for group in groups] == grouped
+    assert all(group.name == f"{group.head}.{group.tail}".strip(".") for group in groups)
 
 
 @pytest.mark.parametrize("numbers", [[], [4], [4, 6], [1, 2, 3, 5, 9, 10]])
@@ -142,6 +132,10 @@ def test_json_is_stable_and_complete() -> None:
     assert [site["site"] for site in content["sites"]] == [e.site.name for e in made.entries]
     first = content["sites"][0]
     assert first["verdicts"] == [{"kernel": "fake.rows", "cost": 1.0, "text": "as None"}]
+    [rows, linear] = content["kernels"]
+    assert rows == {"name": "fake.rows", "sites": 1, "stored": 4096, "packed": 4096, "shared": 0}
+    assert (linear["sites"], linear["shared"]) == (13, 4096)
+    assert rows["packed"] + linear["packed"] == content["bytes_after"]
     assert (first["runs_as"], first["edges"], first["bytes_after"]) == ("fake.rows", [], 4096)
 
 

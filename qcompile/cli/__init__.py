@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from qcompile.cli.text import visible
 from qcompile.errors import OptionError, QCompileError, SchemeError
+from qcompile.visible import visible
 
 _POLICIES = "for sites without a kernel: error, dequantize or requantize"
 

@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 import qcompile
-from qcompile.cli.text import visible
 from qcompile.errors import OptionError, nearest
+from qcompile.visible import visible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

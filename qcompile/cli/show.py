@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterable
 
 import qcompile
-from qcompile.cli.text import one_line, visible
-from qcompile.plan_text import mib
+from qcompile.cli.screen import painter, width
+from qcompile.plan_text import size_text
+from qcompile.visible import one_line, visible
 from qcompile.weight import WeightRef
 
 _LONGEST = 100
@@ -29,7 +30,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if arguments.explain:
         print(visible(plan.explain(arguments.explain)))
     else:
-        print(plan.to_json() if arguments.json else visible(str(plan)))
+        print(plan.to_json() if arguments.json else plan.text(width(), painter()))
     return 0
 
 
@@ -66,7 +67,7 @@ def _table(tensors: Iterable[WeightRef]) -> list[str]:
     by_spec: dict[str, int] = {}
     for _, spec, _, size in rows:
         by_spec[spec] = by_spec.get(spec, 0) + size
-    total = ", ".join(f"{spec} {mib(size)}" for spec, size in sorted(by_spec.items()))
+    total = ", ".join(f"{spec} {size_text(size)}" for spec, size in sorted(by_spec.items()))
     return [*lines, f"  {len(rows)} tensors: {total}"]
 
 
