@@ -127,14 +127,14 @@ def test_a_plan_for_a_device_that_is_not_here(mixed: Path, device: str) -> None:
     plan = qcompile.plan(model, device=device, checkpoint=mixed)
     assert len(plan.refused) == len(plan.entries) == 4
     assert f"target {device}" in str(plan)
-    assert f"the backend {device.split(':')[0]} has no kernel" in str(plan)
+    assert "package humming-kernels is not installed" in str(plan)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(PlanError, match=r'4 of 4 sites[\s\S]*on_unsupported="dequantize"'):
         qcompile.optimize(model, device=device, checkpoint=mixed)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     planned = qcompile.plan(model, device=device, checkpoint=mixed, on_unsupported="dequantize")
     assert not planned.refused
-    assert planned.bytes_after == 4 * (64 * 256 + 3 * 256 * 512)
+    assert planned.bytes_after == 2 * (64 * 256 + 3 * 256 * 512)  # bfloat16
 
 
 def test_a_tensor_that_is_missing_is_named(mixed: Path) -> None:

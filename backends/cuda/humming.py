@@ -24,10 +24,7 @@ from qcompile.site import Site
 from qcompile.target import Target
 
 PACKAGE, MODULE, VERSION = "humming-kernels", "humming", "0.1.20"
-_WHY = (
-    f"{PACKAGE} orders weights with kernels that run on the device only, in an order that its "
-    "documentation does not give; weights are packed here without a device"
-)
+_WHY = "not adapted, because it orders weights with kernels that run on the device only"
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class Humming:
         if target.kind != "cuda":
             return Reject(f"runs on a CUDA device; the target is {target}")
         if importlib.util.find_spec(MODULE) is None:
-            return Reject(f"package {PACKAGE} is not installed, and is not adapted: {_WHY}")
-        return Reject(f"package {PACKAGE} is installed, but is not adapted: {_WHY}")
+            return Reject(f"package {PACKAGE} is not installed, and {_WHY}")
+        return Reject(f"package {PACKAGE} is installed, but {_WHY}")
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
