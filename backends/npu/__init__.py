@@ -19,7 +19,7 @@ from qcompile.backends.npu.emulation import Mode, emulating
 from qcompile.backends.npu.emulator import define, describe
 from qcompile.backends.npu.experts import PackedExperts
 from qcompile.backends.npu.graphs import EMITTERS
-from qcompile.backends.npu.layouts import DTYPES, ORDERS
+from qcompile.backends.npu.layouts import DTYPES, HALVES, ORDERS
 from qcompile.backends.npu.linear import PackedLinear, arch_of
 from qcompile.backends.npu.probe import has_device, host_arch
 from qcompile.backends.npu.w8a8 import QuantLinear
@@ -31,7 +31,7 @@ from qcompile.target import Target
 def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
     """The kernels for activations of a dtype; those for one that no operator takes say so."""
     packed = dtype if dtype in DTYPES else torch.float16
-    orders = [order for order in ORDERS if order.dtype == packed]
+    orders = [order for order in (*ORDERS, *HALVES) if order.dtype == packed]
     return (
         *(PackedLinear(order, dtype) for order in orders),
         QuantLinear(dtype),

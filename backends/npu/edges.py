@@ -22,7 +22,18 @@ from dataclasses import replace
 import torch
 
 from qcompile.backends.npu import nibbles
-from qcompile.backends.npu.layouts import ORDERS, W8A8, Order, is_permuted, unfit
+from qcompile.backends.npu.layouts import (
+    HALVES,
+    ORDERS,
+    STEP,
+    W8A8,
+    Order,
+    halved,
+    is_narrow,
+    is_permuted,
+    unfit,
+    unfit_halves,
+)
 from qcompile.edge import Edge, register_edge
 from qcompile.errors import LayoutError
 from qcompile.layout import QuantizedTensor
@@ -34,7 +45,7 @@ _INTEGERS = {torch.float16: 2048, torch.bfloat16: 256}
 
 def target_spec(spec: Spec, order: Order) -> Spec | None:
     """The spec after an edge to this order."""
-    if unfit(spec, order.bits):
+    if unfit_halves(spec) if order.halves else unfit(spec, order.bits):
         return None
     assert isinstance(spec, (AffineSpec, LookupSpec))
     return replace(spec, scale=order.dtype)
@@ -79,6 +90,11 @@ def apply(weight: QuantizedTensor, order: Order) -> QuantizedTensor:
     if is_permuted(spec):
         order_of_columns = torch.argsort(weight.parts["g_idx"], stable=True)
         stored = stored.index_select(1, order_of_columns)
+    if order.halves:
+        _check_groups(spec, weight.shape[1], order)
+        stored = halved(stored, spec)
+        if not is_narrow(spec):
+            vectors["scale"] = narrow(weight.parts["scale"].float() * STEP, order)
     parts = laid_out(stored, vectors, order)
     if order_of_columns is not None:
         parts["columns"] = order_of_columns.to(torch.int32)
@@ -92,7 +108,7 @@ def laid_out(
 ) -> dict[str, torch.Tensor]:
     """Stored values ``[N, K]`` and vectors ``[N, G]`` in an order's own shapes."""
     turned = stored if order.rows_first else stored.t()
-    parts = {"weight": nibbles.pack(turned) if order.bits == 4 else turned.contiguous()}
+    parts = {"weight": nibbles.pack(turned) if order.in_words else turned.contiguous()}
     for name, vector in vectors.items():
         parts[name] = (vector if order.rows_first else vector.t()).contiguous()
     return parts
@@ -174,6 +190,16 @@ def _check_offsets(shift: torch.Tensor, used: torch.Tensor, order: Order) -> Non
         )
 
 
+def _check_groups(spec: AffineSpec | LookupSpec, columns: int, order: Order) -> None:
+    if columns % min(spec.group, columns):
+        raise LayoutError(
+            f"edge to {order.name}",
+            f"groups of {spec.group} in {columns} columns",
+            "groups of one size",
+            "choose another",
+        )
+
+
 # **** eight bits with eight bits ****
 
 
@@ -207,7 +233,7 @@ def _edge(source: str, order: Order) -> Edge:
 
 
 EDGES = (
-    *(register_edge(_edge("affine", order)) for order in ORDERS),
-    *(register_edge(_edge("lookup", order)) for order in ORDERS if order.bits == 8),
+    *(register_edge(_edge("affine", order)) for order in (*ORDERS, *HALVES)),
+    *(register_edge(_edge("lookup", order)) for order in (*ORDERS, *HALVES) if order.bits == 8),
     register_edge(Edge("affine", W8A8, _w8a8_spec, _w8a8)),
 )

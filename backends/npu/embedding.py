@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from qcompile.backends.npu.layouts import LAYOUTS, Order, has_offset, is_permuted
+from qcompile.backends.npu.layouts import LAYOUTS, STEP, Order, has_offset, is_permuted
 from qcompile.backends.npu.linear import misfit, wrong_place
 from qcompile.backends.npu.nibbles import PER_WORD
 from qcompile.kernel import Accept, Reject, Tolerance
@@ -43,7 +43,7 @@ class PackedEmbedding:
     @property
     def name(self) -> str:
         """The kernel's name."""
-        return f"npu.embedding_int{self.order.bits}"
+        return f"npu.embedding_{self.order.width}"
 
     @property
     def layout(self) -> str | None:
@@ -65,7 +65,7 @@ class PackedEmbedding:
         if reason is not None:
             return Reject(reason)
         size = LAYOUTS[self.order.name].nbytes(weight.spec, weight.shape)
-        return Accept(_SHARE * size, f"int{self.order.bits} rows are gathered, then decoded")
+        return Accept(_SHARE * size, f"{self.order.width} rows are gathered, then decoded")
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
@@ -77,8 +77,7 @@ class PackedEmbedding:
         assert isinstance(spec, (AffineSpec, LookupSpec))
         flat = graph.call_function(aten.reshape.default, (ids, [-1]))
         rows = [graph.call_function(aten.index_select.default, (p, 0, flat)) for p in parts]
-        codes = self._unpacked(graph, rows[0], k)
-        value = graph.call_function(aten.to.dtype, (codes, torch.float32))
+        value = self._values(graph, rows[0], weight)
         if has_offset(spec):
             offset = self._spread(graph, rows[2], spec.group, k)
             value = graph.call_function(aten.add.Tensor, (value, offset))
@@ -89,9 +88,26 @@ class PackedEmbedding:
         shape = graph.call_function(operator.add, (size, (k,)))
         return graph.call_method("reshape", (value, shape))
 
+    def _values(self, graph: fx.Graph, rows: fx.Node, weight: QuantizedTensor) -> fx.Node:
+        """What is scaled, ``[T, K]`` as float32."""
+        aten, (_, k), spec = torch.ops.aten, weight.shape, weight.spec
+        if not self.order.halves:
+            codes = self._unpacked(graph, rows, k)
+            return graph.call_function(aten.to.dtype, (codes, torch.float32))
+        assert isinstance(spec, (AffineSpec, LookupSpec))
+        codes = self._unpacked(graph, rows, 2 * k)
+        wide = graph.call_function(aten.to.dtype, (codes, torch.float32))
+        halves = graph.call_function(
+            aten.reshape.default, (wide, [-1, k // spec.group, 2, spec.group])
+        )
+        upper, lower = (graph.call_function(aten.select.int, (halves, 2, i)) for i in (0, 1))
+        lower = graph.call_function(aten.mul.Tensor, (lower, 1 / STEP))
+        value = graph.call_function(aten.add.Tensor, (upper, lower))
+        return graph.call_function(aten.reshape.default, (value, [-1, k]))
+
     def _unpacked(self, graph: fx.Graph, rows: fx.Node, k: int) -> fx.Node:
         """Codes ``[T, K]``. The device has no shift by a tensor, so each place is shifted alone."""
-        if self.order.bits == 8:
+        if not self.order.in_words:
             return rows
         aten = torch.ops.aten
         places = [

@@ -2,25 +2,30 @@
 
 Comes in: tokens, chosen experts and their shares. Goes out: the weighted sums, in the dtype of the
 tokens. Always holds: the operators are ``npu_moe_init_routing_v2``, ``npu_grouped_matmul``,
-``npu_swiglu`` and ``npu_moe_finalize_routing``, the last in the mode that reads the first one's
-indices; an expert that no token chose costs nothing.
+``npu_swiglu`` (see ``activations``) and ``npu_moe_finalize_routing``, the last in the mode that
+reads the first one's indices; an expert that no token chose costs nothing.
+
+Experts with act-order have an order of columns each: the columns of a row are gathered in the order
+of the row's expert, before each product.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from qcompile.activation import Activation
+from qcompile.backends.npu.activations import activated
 from qcompile.backends.npu.contract import grouped
 from qcompile.backends.npu.contract.grouped import GroupedCall
 from qcompile.backends.npu.emit import has_no_rows
 from qcompile.backends.npu.layouts import is_permuted
 from qcompile.backends.npu.linear import arch_of, misfit
+from qcompile.backends.npu.nibbles import PER_WORD
 from qcompile.backends.npu.packed_experts import ORDER_OF, layout_name, shape_of
 from qcompile.experts_layout import EXPERTS
 from qcompile.kernel import Accept, Reject, Tolerance
@@ -57,43 +62,42 @@ class PackedExperts:
         return Tolerance(4 * eps, "weights, both products and the shares are in the dtype of x")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
-        """Gated SiLU over matrices that the grouped product takes."""
+        """Matrices that the grouped product takes, whatever function is between them."""
         if target.kind != "npu":
             return Reject(f"runs on an Ascend device; the target is {target}")
         spec = site.weight.spec
         assert isinstance(site, ExpertsSite)
         assert isinstance(spec, ExpertsSpec)
-        text = site.activation
-        if text and text != str(Activation("silu")):
-            return Reject(f"{grouped.SWIGLU} is a gated silu; the experts compute {text}")
         for role in spec.roles:
             reason = self._unfit(site, role, target)
             if reason is not None:
                 return Reject(f"{role.role}: {reason}")
-        widths = {r.role: f"int{ORDER_OF[r.layout].bits}" for r in spec.roles}
-        note = ", ".join(f"{role} {width}" for role, width in widths.items())
-        return Accept(float(EXPERTS.nbytes(spec, site.weight.shape)), f"{note}; rows by expert")
+        note = ", ".join(f"{role.role} {ORDER_OF[role.layout].width}" for role in spec.roles)
+        note += "; rows by expert"
+        if any(is_permuted(role.spec) for role in spec.roles):
+            note += ", their columns in each expert's order (act-order)"
+        return Accept(float(EXPERTS.nbytes(spec, site.weight.shape)), note)
 
     def _unfit(self, site: ExpertsSite, role: RoleSpec, target: Target) -> str | None:
         order, count = ORDER_OF[role.layout], site.weight.shape[0]
-        reason = misfit(role.spec, shape_of(role), order)
+        reason = misfit(role.spec, shape_of(role), replace(order, halves=False))
+        if reason is None and order.halves and role.rows % PER_WORD:
+            reason = f"N is {role.rows}, no multiple of the {PER_WORD} codes in a word"
         if reason is not None:
             return reason
         assert isinstance(role.spec, (AffineSpec, LookupSpec))
-        if is_permuted(role.spec):
-            return "each expert has an order of columns of its own (act-order)"
         group = min(role.spec.group, role.columns)
         if role.columns % group:
             return f"{grouped.NAME} splits K evenly; groups of {group} do not divide {role.columns}"
         one = layout_of(role.layout).empty(role.spec, shape_of(role), device="meta")
         parts = {name: part.expand(count, *part.shape).contiguous() for name, part in one.items()}
-        if group == role.columns:
+        if _by_channel(role):
             parts = {n: p.squeeze(1) if n != "weight" else p for n, p in parts.items()}
         wide = torch.float32 if self.activations == torch.bfloat16 else self.activations
         bias = torch.empty(count, role.rows, dtype=wide, device="meta") if site.bias else None
         call = GroupedCall(
             arch_of(target),
-            torch.empty(1, role.columns, dtype=self.activations, device="meta"),
+            torch.empty(1, parts["weight"].shape[1], dtype=self.activations, device="meta"),
             parts["weight"],
             parts["scale"],
             parts.get("offset"),
@@ -110,7 +114,7 @@ class PackedExperts:
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
     ) -> fx.Node:
         """Sort rows by expert, two grouped products, sum up by token."""
-        x, _, _, ids, shares, up_bias, down_bias, _ = node.args
+        x, _, _, ids, shares, up_bias, down_bias, text = node.args
         spec, ops = weight.spec, torch.ops
         assert isinstance(spec, ExpertsSpec)
         assert isinstance(x, fx.Node)
@@ -119,18 +123,20 @@ class PackedExperts:
         named = dict(zip(weight.parts, parts, strict=True))
         choices = graph.call_function(ops.aten.to.dtype, (ids, torch.int32))
         routed = _routed(graph, x, choices, weight.shape[0])
+        owners = None
+        if any(is_permuted(role.spec) for role in spec.roles):
+            owners = _owners(graph, choices)
         up = [role for role in spec.roles if role.role != "down"]
         [down] = [role for role in spec.roles if role.role == "down"]
         inner, start = [], 0
         for role in sorted(up, key=lambda role: role.role):  # gate before up
             bias = self._bias(graph, up_bias, start, role.rows)
-            inner.append(_product(graph, routed[0], named, role, bias, routed[2]))
+            given = _arranged(graph, routed[0], named, role, owners)
+            inner.append(_product(graph, given, named, role, bias, routed[2]))
             start += role.rows
-        both = (
-            inner[0] if len(inner) == 1 else graph.call_function(ops.aten.cat.default, (inner, 1))
-        )
-        hidden = graph.call_function(ops.npu.npu_swiglu.default, (both,))
+        hidden = activated(graph, inner, down.columns, Activation.parse(str(text)))
         bias = self._bias(graph, down_bias, 0, down.rows)
+        hidden = _arranged(graph, hidden, named, down, owners)
         rows = _product(graph, hidden, named, down, bias, routed[2])
         given = graph.call_method("type_as", (shares, rows))
         return graph.call_function(
@@ -173,6 +179,38 @@ def _routed(
     return rows, places, counts
 
 
+def _owners(graph: fx.Graph, choices: fx.Node) -> fx.Node:
+    """The expert of each sorted row."""
+    aten = torch.ops.aten
+    flat = graph.call_function(aten.reshape.default, (choices, [-1]))
+    both = graph.call_function(aten.sort.default, (flat,))
+    return graph.call_function(operator.getitem, (both, 0))
+
+
+def _arranged(
+    graph: fx.Graph,
+    x: fx.Node,
+    parts: dict[str, fx.Node],
+    role: RoleSpec,
+    owners: fx.Node | None,
+) -> fx.Node:
+    """The rows as the matrices of a role take them: columns in order, twice for halves."""
+    aten = torch.ops.aten
+    if is_permuted(role.spec):
+        columns = parts[f"{role.role}.columns"]
+        order = graph.call_function(aten.index_select.default, (columns, 0, owners))
+        order = graph.call_function(aten.to.dtype, (order, torch.int64))
+        x = graph.call_function(aten.gather.default, (x, 1, order))
+    if ORDER_OF[role.layout].halves:
+        x = graph.call_function(aten.cat.default, ([x, x], 1))
+    return x
+
+
+def _by_channel(role: RoleSpec) -> bool:
+    assert isinstance(role.spec, (AffineSpec, LookupSpec))
+    return role.spec.group >= role.columns and not ORDER_OF[role.layout].halves
+
+
 def _product(
     graph: fx.Graph,
     x: fx.Node,
@@ -182,9 +220,8 @@ def _product(
     counts: fx.Node,
 ) -> fx.Node:
     """One grouped product."""
-    assert isinstance(role.spec, (AffineSpec, LookupSpec))
     vectors = [parts[f"{role.role}.{name}"] for name in ("scale", "offset")]
-    if role.spec.group >= role.columns:
+    if _by_channel(role):
         squeeze = torch.ops.aten.squeeze.dim
         vectors = [graph.call_function(squeeze, (vector, 1)) for vector in vectors]
     found = graph.call_function(

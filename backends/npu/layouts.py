@@ -12,6 +12,11 @@ Always holds: a value is ``(weight + offset) * scale``, the offset ADDED before 
 ``npu.int8.nk.DTYPE``, ``npu.int8.kn.DTYPE``
     ``weight`` int8 ``[N, K]`` or ``[K, N]``; the others as above. Lookup specs are stored here as
     the values of their table, which are integers of eight bits.
+``npu.int4x2.nk.DTYPE``
+    For groups of 16 and of other sizes g that the operators take only when they are doubled: of
+    each group first the upper four bits of its values, then the lower four bits, ``weight`` int32
+    ``[N, 2 K / 8]``. A value is ``(upper + lower / 16 + offset) * scale``, its input stands for
+    itself, then divided by 16. Codes of four bits and fewer are all upper, beside an input of 0.
 ``npu.w8a8``
     ``weight`` int8 ``[N, K]``; ``scale`` float32 ``[N]``: for products with int8 activations.
 
@@ -52,16 +57,28 @@ class Order:
         bits: of a stored code: 4 or 8.
         rows_first: ``[N, K]``, which products take transposed; else ``[K, N]``.
         dtype: of scales and offsets, and of the activations.
+        halves: whether the eight bits of a value are two times four.
     """
 
     bits: int
     rows_first: bool
     dtype: torch.dtype
+    halves: bool = False
+
+    @property
+    def width(self) -> str:
+        """What is stored for a value, as names and plans say it."""
+        return "int4x2" if self.halves else f"int{self.bits}"
 
     @property
     def name(self) -> str:
         """The layout's name."""
-        return f"npu.int{self.bits}.{'nk' if self.rows_first else 'kn'}.{name_of(self.dtype)}"
+        return f"npu.{self.width}.{'nk' if self.rows_first else 'kn'}.{name_of(self.dtype)}"
+
+    @property
+    def in_words(self) -> bool:
+        """Whether eight stored values are in an int32."""
+        return self.bits == 4 or self.halves
 
 
 ORDERS = tuple(
@@ -70,7 +87,11 @@ ORDERS = tuple(
     for rows_first in (True, False)
     for dtype in DTYPES
 )
+HALVES = tuple(Order(8, True, dtype, halves=True) for dtype in DTYPES)
 W8A8 = "npu.w8a8"
+# Two times four bits hold values from -8 * 16 - 8 to 7 * 16 + 7.
+STEP = 16
+_LARGEST = 119
 
 
 def unfit(spec: Spec, bits: int) -> str | None:
@@ -84,6 +105,25 @@ def unfit(spec: Spec, bits: int) -> str | None:
     return None if spec.bits <= bits else f"codes of {spec.bits} bits in {bits}"
 
 
+def unfit_halves(spec: Spec) -> str | None:
+    """Why values of a spec cannot be stored as two times four bits, or None when they can."""
+    reason = unfit(spec, 8)
+    if reason is not None or is_narrow(spec):
+        return reason
+    if isinstance(spec, LookupSpec):
+        return None if max(spec.table) <= _LARGEST else f"the table holds {max(spec.table)}"
+    assert isinstance(spec, AffineSpec)
+    if spec.form != "symmetric":
+        # It would be added to both halves.
+        return f"codes of {spec.bits} bits with an offset in two times 4"
+    return None if spec.bits < 8 else "two times 4 bits end at 119; codes of 8 bits at 127"
+
+
+def is_narrow(spec: Spec) -> bool:
+    """Whether the values of a spec fit four bits."""
+    return isinstance(spec, AffineSpec) and spec.bits <= 4
+
+
 def is_permuted(spec: Spec) -> bool:
     """Whether columns are stored in an order of their own."""
     return isinstance(spec, AffineSpec) and spec.order == "permuted"
@@ -95,19 +135,21 @@ def has_offset(spec: Spec) -> bool:
 
 
 def _fields(order: Order, spec: Spec, shape: Shape) -> tuple[Field, ...]:
-    reason = unfit(spec, order.bits)
+    reason = unfit_halves(spec) if order.halves else unfit(spec, order.bits)
     n, k = shape
     packed = k if order.rows_first else n
-    if reason is None and order.bits == 4 and packed % nibbles.PER_WORD:
+    if order.halves:
+        packed *= 2
+    if reason is None and order.in_words and packed % nibbles.PER_WORD:
         reason = f"{packed} codes do not fill words of {nibbles.PER_WORD}"
     if reason is not None:
         raise LayoutError(f"layout {order.name}", reason, "a spec that fits", "choose another")
     assert isinstance(spec, (AffineSpec, LookupSpec))
-    per_entry = nibbles.PER_WORD if order.bits == 4 else 1
-    dtype = torch.int32 if order.bits == 4 else torch.int8
+    per_entry = nibbles.PER_WORD if order.in_words else 1
+    dtype = torch.int32 if order.in_words else torch.int8
     groups = -(-k // spec.group)
     if order.rows_first:
-        weight = Field("weight", dtype, (n, k // per_entry))
+        weight = Field("weight", dtype, (n, packed // per_entry))
         vectors = [Field(name, order.dtype, (n, groups)) for name in ("scale", "offset")]
     else:
         weight = Field("weight", dtype, (k, n // per_entry), rows=per_entry, axis=1)
@@ -119,10 +161,34 @@ def _fields(order: Order, spec: Spec, shape: Shape) -> tuple[Field, ...]:
 
 
 def values(weight: QuantizedTensor, order: Order) -> torch.Tensor:
-    """The stored int8 values ``[N, K]``, in the stored order of columns."""
+    """The stored values ``[N, K]``, in the stored order of columns; halves in units of the upper.
+
+    Everything but halves is int8.
+    """
     stored = weight.parts["weight"]
-    plain = nibbles.unpack(stored) if order.bits == 4 else stored
-    return plain if order.rows_first else plain.t()
+    plain = nibbles.unpack(stored) if order.in_words else stored
+    if not order.halves:
+        return plain if order.rows_first else plain.t()
+    n, k = weight.shape
+    upper, lower = plain.view(n, -1, 2, _group(weight.spec, k)).float().unbind(2)
+    return (upper + lower / STEP).reshape(n, k)
+
+
+def halved(stored: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """Values ``[N, K]`` as halves ``[N, 2 K]``; see ``npu.int4x2`` in the module's text."""
+    n, k = stored.shape
+    grouped = stored.view(n, -1, _group(spec, k))
+    if is_narrow(spec):
+        return torch.cat((grouped, torch.zeros_like(grouped)), -1).view(n, 2 * k)
+    # Without a carry: the middle of four bits is taken for that of eight.
+    wide = grouped.to(torch.int16)
+    lower = ((wide + STEP // 2) & (STEP - 1)) - STEP // 2
+    return torch.cat(((wide - lower) // STEP, lower), -1).to(torch.int8).view(n, 2 * k)
+
+
+def _group(spec: Spec, columns: int) -> int:
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    return min(spec.group, columns)
 
 
 def _decode(order: Order, weight: QuantizedTensor) -> torch.Tensor:
@@ -166,5 +232,5 @@ def _w8a8_decode(weight: QuantizedTensor) -> torch.Tensor:
     return weight.parts["weight"].float() * weight.parts["scale"][:, None]
 
 
-LAYOUTS = {order.name: register_layout(_layout(order)) for order in ORDERS}
+LAYOUTS = {order.name: register_layout(_layout(order)) for order in (*ORDERS, *HALVES)}
 LAYOUTS[W8A8] = register_layout(Layout(W8A8, _w8a8_fields, _w8a8_decode))

@@ -7,6 +7,10 @@ its own rules, before a weight is read.
 Each width exists in two orders. ``[K, N]`` is what the vendor recommends with groups; ``[N, K]``,
 taken transposed, is what it recommends for channels, what an embedding can share, and what more
 than 65535 outputs need, because a run of rows stays contiguous.
+
+``npu.linear_int4x2`` is for groups that the operator takes only when they are twice as long: every
+column has two places, one for the upper half of a value and one for the lower. Of an input there is
+``x`` beside the one and ``x / 16`` beside the other, which is exact but for float16 below 2**-10.
 """
 
 from __future__ import annotations
@@ -27,7 +31,16 @@ from qcompile.backends.npu.emit import (
     runs,
     unflattened,
 )
-from qcompile.backends.npu.layouts import LAYOUTS, Order, has_offset, is_permuted, unfit
+from qcompile.backends.npu.layouts import (
+    LAYOUTS,
+    STEP,
+    Order,
+    has_offset,
+    is_narrow,
+    is_permuted,
+    unfit,
+    unfit_halves,
+)
 from qcompile.backends.npu.nibbles import PER_WORD
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor, Shape
@@ -54,11 +67,21 @@ def wrong_place(site: Site, target: Target) -> str | None:
 
 def misfit(spec: Spec, shape: Shape, order: Order) -> str | None:
     """Why a weight cannot be stored in this order, or None."""
+    if order.halves:
+        return unfit_halves(spec) or _uneven(spec, shape[1])
     packed = shape[1] if order.rows_first else shape[0]
     if order.bits == 4 and packed % PER_WORD:
         way = "K" if order.rows_first else "N"
         return f"{way} is {packed}, no multiple of the {PER_WORD} codes in a word"
     return unfit(spec, order.bits)
+
+
+def _uneven(spec: Spec, columns: int) -> str | None:
+    assert isinstance(spec, (AffineSpec, LookupSpec))
+    group = spec.group
+    if group % STEP or group >= columns or columns % group:
+        return f"for groups of a multiple of {STEP} that divides K; the group is {group}"
+    return None if group % (2 * STEP) else f"groups of {group} need not be doubled"
 
 
 def group_size(spec: Spec, columns: int) -> int:
@@ -84,7 +107,8 @@ class PackedLinear:
     @property
     def name(self) -> str:
         """The kernel's name."""
-        return f"npu.linear_int{self.order.bits}{'_t' if self.order.rows_first else ''}"
+        turned = self.order.rows_first and not self.order.halves
+        return f"npu.linear_{self.order.width}{'_t' if turned else ''}"
 
     @property
     def layout(self) -> str | None:
@@ -108,7 +132,7 @@ class PackedLinear:
         size, group = LAYOUTS[self.order.name].nbytes(weight.spec, weight.shape), 0
         group = group_size(weight.spec, k)
         liked = self.order.rows_first == (group == 0)
-        note = f"int{self.order.bits} " + (f"by groups of {group}" if group else "by channels")
+        note = f"{self.order.width} " + (f"by groups of {group}" if group else "by channels")
         if (count := len(runs(n))) > 1 and self.order.rows_first:
             note += f", in {count} runs of outputs"
         if weight.activations is not None:
@@ -119,6 +143,7 @@ class PackedLinear:
         """The rule that the call would break, judged on tensors without storage."""
         n, k = site.weight.shape
         rows = runs(n)[0][1] if self.order.rows_first else n
+        times = 2 if self.order.halves else 1
         spec = site.weight.spec
         assert isinstance(spec, (AffineSpec, LookupSpec))
         plain = replace(spec, order="sequential") if isinstance(spec, AffineSpec) else spec
@@ -132,12 +157,12 @@ class PackedLinear:
         broken = weight_quant.violated(
             WeightQuantCall(
                 arch_of(target),
-                torch.empty(1, k, dtype=self.activations, device="meta"),
+                torch.empty(1, k * times, dtype=self.activations, device="meta"),
                 turned["weight"],
                 turned["scale"],
                 turned.get("offset"),
                 bias,
-                group_size(spec, k),
+                group_size(spec, k) * times,
             )
         )
         return None if broken is None else f"{weight_quant.NAME}: {broken}"
@@ -161,6 +186,9 @@ class PackedLinear:
             flat = graph.call_function(torch.ops.aten.index_select.default, gather)
         offset = operands[2] if has_offset(weight.spec) else None
         group = group_size(weight.spec, k)
+        if self.order.halves:
+            flat = _doubled(graph, flat, group, k, is_narrow(weight.spec))
+            group *= 2
 
         def product(run: list[fx.Node | None]) -> fx.Node:
             turned = [self._turned(graph, part) for part in run[:3]]
@@ -177,3 +205,15 @@ class PackedLinear:
         if part is None or not self.order.rows_first:
             return part
         return graph.call_function(torch.ops.aten.t.default, (part,))
+
+
+def _doubled(graph: fx.Graph, x: fx.Node, group: int, columns: int, narrow: bool) -> fx.Node:
+    """Of each group of inputs first themselves, then what the lower halves get."""
+    aten = torch.ops.aten
+    upper = graph.call_function(aten.reshape.default, (x, [-1, group]))
+    if narrow:
+        lower = graph.call_function(aten.zeros_like.default, (upper,))
+    else:
+        lower = graph.call_function(aten.mul.Tensor, (upper, 1 / STEP))
+    both = graph.call_function(aten.cat.default, ([upper, lower], 1))
+    return graph.call_function(aten.reshape.default, (both, [-1, 2 * columns]))

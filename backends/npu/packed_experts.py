@@ -1,11 +1,14 @@
 """The layout of experts that the grouped product reads, and the edge that leads there.
 
 Comes in: the matrices of all experts, in ``experts``. Goes out: the operator's operands.
-Always holds: a matrix of four bits or fewer is stored in four, any other in eight.
+Always holds: a matrix of four bits or fewer is stored in four, any other in eight or in two times
+four.
 
 ``npu.experts.DTYPE`` has the parts of ``experts``, every matrix in ``npu.int4.kn.DTYPE`` where its
-codes fit and in ``npu.int8.kn.DTYPE`` otherwise. The grouped product needs an offset even where
-zero points are in the middle, so such a matrix is stored with a zero point and offsets of 0.
+codes fit, in ``npu.int8.kn.DTYPE`` where they are wider and a row has one scale, and in
+``npu.int4x2.kn.DTYPE`` where they have groups, because the grouped product has those for four bits
+alone. It needs an offset even where zero points are in the middle, so such a matrix is stored with
+a zero point and offsets of 0.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import torch
 from qcompile.backends.npu.contract.rules import name_of
 from qcompile.backends.npu.edges import loss
 from qcompile.backends.npu.layouts import DTYPES, ORDERS
+from qcompile.backends.npu.planes import PLANES
 from qcompile.edge import Edge, Route, find_route, register_edge
 from qcompile.experts_layout import EXPERTS, role_weight
 from qcompile.layout import Layout, QuantizedTensor, layout_of, register_layout
 from qcompile.spec import AffineSpec, ExpertsSpec, LookupSpec, RoleSpec, Spec
 
 _ORDERS = {(o.dtype, o.bits): o for o in ORDERS if not o.rows_first}
-ORDER_OF = {order.name: order for order in ORDERS}
+ORDER_OF = {order.name: order for order in (*ORDERS, *PLANES.values())}
 
 
 def layout_name(dtype: torch.dtype) -> str:
@@ -32,14 +36,21 @@ def layout_name(dtype: torch.dtype) -> str:
 
 
 def _routes(spec: Spec, dtype: torch.dtype) -> list[Route] | None:
-    """For each role the way to four bits, or to eight."""
+    """For each role the way to its order."""
     if not isinstance(spec, ExpertsSpec):
         return None
-    found = []
-    for role in spec.roles:
-        ways = (find_route(role.layout, role.spec, _ORDERS[dtype, b].name) for b in (4, 8))
-        found.append(next((way for way in ways if way is not None), None))
+    found = [_way(role, dtype) for role in spec.roles]
     return None if any(way is None for way in found) else [way for way in found if way]
+
+
+def _way(role: RoleSpec, dtype: torch.dtype) -> Route | None:
+    way = find_route(role.layout, role.spec, _ORDERS[dtype, 4].name)
+    if way is not None:
+        return way
+    way = find_route(role.layout, role.spec, _ORDERS[dtype, 8].name)
+    if way is None or (isinstance(way.spec, AffineSpec) and way.spec.group >= role.columns):
+        return way
+    return find_route(role.layout, role.spec, PLANES[dtype].name)
 
 
 def _shifted(spec: Spec) -> Spec:
