@@ -1,0 +1,1 @@
+"""Triton code. Only what launches or compiles kernels imports it, for it imports ``triton``."""

@@ -1,0 +1,171 @@
+"""From bytes to numbers of 16 bits: codes of 8 bits, values of a table, floats of 8 bits.
+
+Comes in: a tile of words, int16. Goes out: a tile of float16 or bfloat16.
+Always holds: as in ``bits``, each line of PTX has a plain twin with the same bits.
+
+bfloat16 has 7 mantissa bits, so a byte does not fit among them: it is set into a float32, 128 is
+subtracted, and the upper half of the result, which holds all of it, is the bfloat16.
+
+A table of 16 values has them as bytes, 128 added: four codes of a word are looked up at once by
+three ``prmt``, which picks bytes of two registers by the nibbles of a third.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def _wide_asm(first, second, low, high):
+    """Bytes ``low`` of one register and ``high`` of another, less 128, as two bfloat16.
+
+    ``0x4B000000`` is 2**23, ``0xCB000080`` is -(2**23 + 128).
+    """
+    return (
+        "{ .reg .b32 t<2>; .reg .f32 f<2>; "
+        f"prmt.b32 t0, {first}, 0x4B000000, {0x7440 + low}; "
+        f"prmt.b32 t1, {second}, 0x4B000000, {0x7440 + high}; "
+        "mov.b32 f0, t0; mov.b32 f1, t1; "
+        "add.f32 f0, f0, 0fCB000080; add.f32 f1, f1, 0fCB000080; "
+        "mov.b32 t0, f0; mov.b32 t1, f1; prmt.b32 $0, t0, t1, 0x7632; }"
+    )
+
+
+@triton.constexpr_function
+def byte_asm(P):
+    """Byte P of both words of a register, less 128, as two bfloat16."""
+    return _wide_asm("$1", "$1", P, P + 2)
+
+
+@triton.jit
+def byte(word, P: tl.constexpr, ASM: tl.constexpr):
+    """Byte P of a word less 128, as the bits of a bfloat16."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            byte_asm(P), "=r,r", [word], dtype=tl.int16, is_pure=True, pack=2
+        )
+    else:
+        code = ((word >> (8 * P)) & 0xFF).to(tl.float32) - 128.0
+        return (code.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+
+
+@triton.constexpr_function
+def float8_asm(P, BF16):
+    """Byte P of both words: sign and the rest moved to where numbers of 16 bits have them."""
+    rest, sign = float8_shifts(P, BF16)
+    ways = [f"{'shl' if s > 0 else 'shr'}.b32 {r}, $1, {abs(s)}; " for r, s in (("a", rest),)]
+    last = "$1" if sign == 0 else "b"
+    if sign:
+        ways.append(f"shl.b32 b, $1, {sign}; ")
+    mask = float8_mask(BF16) * 0x10001
+    return (
+        "{ .reg .b32 a; .reg .b32 b; "
+        + "".join(ways)
+        + f"and.b32 a, a, {mask}; lop3.b32 $0, {last}, 0x80008000, a, 0xEA; }}"
+    )
+
+
+@triton.constexpr_function
+def float8_shifts(P, BF16):
+    """How far to the left exponent and mantissa go, and the sign."""
+    to = 4 if BF16 else 7
+    return to - 8 * P, 8 - 8 * P
+
+
+@triton.constexpr_function
+def float8_mask(BF16):
+    """The seven bits below the sign, where they go."""
+    return 0x7F << (4 if BF16 else 7)
+
+
+@triton.jit
+def float8(word, P: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
+    """Byte P of a word, a ``float8_e4m3fn``, as the bits of it times a power of two.
+
+    The factor is ``2**-8`` for float16 and ``2**-120`` for bfloat16: the difference of the biases.
+    """
+    if ASM:
+        return tl.inline_asm_elementwise(
+            float8_asm(P, BF16), "=r,r", [word], dtype=tl.int16, is_pure=True, pack=2
+        )
+    else:
+        code = (word >> (8 * P)) & 0xFF
+        rest = (code & 0x7F) << (4 if BF16 else 7)
+        return (rest | ((code & 0x80) << 8)).to(tl.int16)
+
+
+# **** tables ****
+
+
+@triton.constexpr_function
+def _table_word(TABLE, i):
+    return sum((value + 128) << (8 * place) for place, value in enumerate(TABLE[4 * i : 4 * i + 4]))
+
+
+@triton.constexpr_function
+def _table_half(TABLE, i):
+    """Eight values as bytes of a signed number of 64 bits."""
+    value = sum((v + 128) << (8 * place) for place, v in enumerate(TABLE[8 * i : 8 * i + 8]))
+    return value - (1 << 64) if value >> 63 else value
+
+
+@triton.constexpr_function
+def table_asm(TABLE):
+    """For both words of a register four bytes each: the values of their four codes."""
+    t = [_table_word(TABLE, i) for i in range(4)]
+    one = f"prmt.b32 a, {t[0]}, {t[1]}, m; prmt.b32 b, {t[2]}, {t[3]}, m; prmt.b32 ${{}}, a, b, s; "
+    return (
+        "{ .reg .b32 m; .reg .b32 s; .reg .b32 a; .reg .b32 b; "
+        "and.b32 m, $2, 0x77777777; shr.u32 s, $2, 1; "
+        "lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA; "
+        + one.format(0)
+        + "shr.u32 m, m, 16; shr.u32 s, s, 16; "
+        + one.format(1)
+        + "}"
+    )
+
+
+@triton.constexpr_function
+def table_byte_asm(P, BF16):
+    """Byte P of two registers: as 1024 + it in float16, or as it less 128 in bfloat16."""
+    if BF16:
+        return _wide_asm("$1", "$2", P, P)
+    return (
+        "{ .reg .b32 t; "
+        f"prmt.b32 t, $1, $2, {(4 + P) << 8 | P}; "
+        "lop3.b32 $0, t, 0x00FF00FF, 0x64006400, 0xEA; }"
+    )
+
+
+@triton.jit
+def looked_up(word, TABLE: tl.constexpr, ASM: tl.constexpr):
+    """The values of the four codes of a word as bytes, 128 added, int32."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            table_asm(TABLE), "=r,=r,r", [word], dtype=tl.int32, is_pure=True, pack=2
+        )
+    else:
+        low = tl.full((1, 1), _table_half(TABLE, 0), tl.int64)
+        high = tl.full((1, 1), _table_half(TABLE, 1), tl.int64)
+        bytes = tl.zeros_like(word).to(tl.int32)
+        for p in tl.static_range(4):
+            code = (word >> (4 * p)).to(tl.int64) & 15
+            value = (tl.where(code >= 8, high, low) >> ((code & 7) * 8)) & 0xFF
+            bytes |= value.to(tl.int32) << (8 * p)
+        return bytes
+
+
+@triton.jit
+def table_byte(bytes, P: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
+    """Byte P as the bits of ``1024 + byte`` in float16, or of ``byte - 128`` in bfloat16."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            table_byte_asm(P, BF16), "=r,r,r", [bytes], dtype=tl.int16, is_pure=True, pack=2
+        )
+    else:
+        value = (bytes >> (8 * P)) & 0xFF
+        if BF16:
+            return ((value.to(tl.float32) - 128.0).to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+        else:
+            return (value | 0x6400).to(tl.int16)

@@ -1,0 +1,112 @@
+"""Constants, sizes and the grid of each kernel.
+
+Comes in: tensors, a coding, a tile. Goes out: the result.
+Always holds: what a launch passes as constants is what ahead-of-time compilation passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from qcompile.backends.cuda.coding import Coding
+from qcompile.backends.cuda.configs import Config
+from qcompile.backends.cuda.layouts import groups_of
+from qcompile.layout import Shape
+
+KINDS = {"code": 0, "table": 1, "float8": 2}
+FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
+# Outputs that one program of the reduction adds.
+REDUCED = 512
+
+
+def coding_constants(coding: Coding) -> dict[str, Any]:
+    """The constants of everything that decodes."""
+    return {
+        "LOW": coding.low,
+        "HIGH": coding.high,
+        "KIND": KINDS[coding.kind],
+        "FORM": FORMS[coding.form],
+        "CENTER": coding.center,
+        "TABLE": (*coding.table, *([0] * (16 - len(coding.table)))),
+        "WIDTH": coding.width,
+        "GROUP": coding.group,
+    }
+
+
+def linear_constants(
+    coding: Coding, config: Config, shape: Shape, bias: bool, asm: bool
+) -> dict[str, Any]:
+    """The constants of ``kernels.linear.linear``."""
+    n, k = shape
+    return {
+        "BM": config.rows,
+        "BN": config.outputs,
+        "PARTS": config.parts,
+        "HAS_BIAS": bias and config.parts == 1,
+        **coding_constants(coding),
+        "RUN": coding.run,
+        "ON_SUM": config.on_sum,
+        "N_WHOLE": n % config.outputs == 0,
+        "K_WHOLE": k % coding.block == 0,
+        "ASM": asm,
+    }
+
+
+def linear(
+    x: torch.Tensor,
+    parts: Mapping[str, torch.Tensor],
+    coding: Coding,
+    shape: Shape,
+    bias: torch.Tensor | None,
+    config: Config,
+    asm: bool,
+) -> torch.Tensor:
+    """``x [M, K]``, columns in the stored order, times a planar weight ``[N, K]``."""
+    from qcompile.backends.cuda.kernels.linear import linear as kernel
+
+    (m, _), (n, k) = x.shape, shape
+    split = config.parts > 1
+    y = x.new_empty((m, n))
+    out = x.new_empty((config.parts, m, n), dtype=torch.float32) if split else y
+    scale = parts["scale"]
+    grid = (-(-n // config.outputs), -(-m // config.rows), config.parts)
+    kernel[grid](
+        x,
+        parts["codes"],
+        parts.get("high", parts["codes"]),
+        scale,
+        scale if coding.form == "symmetric" else parts[coding.form],
+        scale if bias is None else bias,
+        out,
+        m,
+        n,
+        k,
+        groups_of(coding, k),
+        coding.blocks(k),
+        x.stride(0),
+        **linear_constants(coding, config, shape, bias is not None, asm),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return _reduced(out, y, bias) if split else y
+
+
+def _reduced(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Add parts ``[P, M, N]`` into ``y [M, N]``."""
+    from qcompile.backends.cuda.kernels.linear import reduce_parts
+
+    count, m, n = parts.shape
+    reduce_parts[(-(-n // REDUCED), m)](
+        parts,
+        y if bias is None else bias,
+        y,
+        n,
+        parts.stride(0),
+        PARTS=count,
+        HAS_BIAS=bias is not None,
+        BN=REDUCED,
+    )
+    return y

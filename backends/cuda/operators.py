@@ -1,0 +1,78 @@
+"""The operators that lowered graphs call: opaque to compilers, with shapes for tracing.
+
+Comes in: activations, a weight's parts, its meaning as text. Goes out: the product.
+Always holds: an operator needs a device, or kernels that are interpreted on CPU tensors; elsewhere
+it is an error that says so.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from qcompile.backends.cuda import emulation, launch, probe
+from qcompile.backends.cuda.coding import Coding
+from qcompile.backends.cuda.configs import DEFAULT_ARCH, choose
+from qcompile.backends.cuda.layouts import coded
+from qcompile.errors import LowerError
+from qcompile.layout import Shape, layout_of
+from qcompile.ops import decode_meaning
+
+_library = torch.library.Library("qcompile", "FRAGMENT")
+_library.define(
+    "triton_linear(Tensor x, Tensor[] parts, str meaning, Tensor? bias=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(meaning: str) -> tuple[Coding, Shape, tuple[str, ...]]:
+    """Coding, shape and the names of the parts that kernels read."""
+    spec, layout, shape = decode_meaning(meaning)
+    names = [part.name for part in layout_of(layout).fields(spec, shape)]
+    return coded(spec, shape), shape, tuple(name for name in names if name != "columns")
+
+
+def arch_at(x: torch.Tensor, operator: str) -> str:
+    """The architecture that runs a call on this tensor."""
+    if x.device.type == "cuda":
+        return probe.host_arch() or DEFAULT_ARCH
+    if probe.interpreting():
+        return emulation.arch.get()
+    raise LowerError(
+        f"torch.ops.qcompile.{operator}",
+        f"tensors on {x.device}: no CUDA device runs this graph",
+        "a CUDA device, or Triton's interpreter",
+        "run on a machine with a GPU, or pass emulate=True in a process started with "
+        "TRITON_INTERPRET=1",
+    )
+
+
+def _linear(
+    x: torch.Tensor, parts: list[torch.Tensor], meaning: str, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    coding, shape, names = _facts(meaning)
+    arch = arch_at(x, "triton_linear")
+    flat = x.reshape(-1, shape[1])
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    rows = flat.shape[0]
+    if rows == 0:
+        return x.new_empty((*x.shape[:-1], shape[0]))
+    config = choose(arch, coding, *shape, rows)
+    named = dict(zip(names, parts, strict=True))
+    y = launch.linear(flat, named, coding, shape, bias, config, asm=x.device.type == "cuda")
+    return y.reshape(*x.shape[:-1], shape[0])
+
+
+def _linear_shape(
+    x: torch.Tensor, parts: list[torch.Tensor], meaning: str, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    _, (n, k), _ = _facts(meaning)
+    torch._check(x.shape[-1] == k, lambda: f"triton_linear: x has {x.shape[-1]} columns, w {k}")
+    return x.new_empty((*x.shape[:-1], n))
+
+
+_library.impl("triton_linear", _linear, "CompositeExplicitAutograd")
+torch.library.register_fake("qcompile::triton_linear", _linear_shape, lib=_library)

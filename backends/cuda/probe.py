@@ -1,0 +1,37 @@
+"""What this machine has. The only file of the backend that asks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+
+@functools.cache
+def has_device() -> bool:
+    """Whether torch sees a GPU of this vendor."""
+    return torch.cuda.is_available() and torch.version.cuda is not None
+
+
+@functools.cache
+def host_arch() -> str | None:
+    """The architecture of the present device, or None."""
+    if not has_device():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
+
+
+@functools.cache
+def missing_triton() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return 'the package triton is not installed (pip install "qcompile[cuda]")'
+    return None
+
+
+def interpreting() -> bool:
+    """Whether kernels are interpreted. ``triton`` reads this when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
