@@ -44,7 +44,7 @@ def codes_of(words: torch.Tensor, bits: int, k: int, n: int) -> torch.Tensor:
         if bits == 4:
             element = (0, 2, 4, 6, 1, 3, 5, 7)[place]
             block, rest = word // 128, word % 128
-            lane, column, half = rest // 4, rest % 4, element // 4
+            lane, column, half = rest // 4, rest % 4, torch.tensor(element // 4)
         else:
             element = (0, 2, 1, 3)[place]
             block, rest = word // 256, word % 256
@@ -101,7 +101,8 @@ def matrix_of(
     if zeros is not None:
         middle = middle.repeat_interleave(k // groups, 0)
     scale = unordered(scales, groups > 1).double().repeat_interleave(k // groups, 0)
-    return (codes - middle).double() * scale
+    matrix: torch.Tensor = (codes - middle).double() * scale
+    return matrix
 
 
 def check_call(given: dict[str, Any]) -> None:
@@ -134,7 +135,7 @@ def gemm(given: dict[str, Any]) -> torch.Tensor:
     kind, k = given["b_type_id"], given["size_k"]
     zeros = given["b_zeros"]
     matrix = matrix_of(given["b_q_weight"], given["b_scales"], zeros, kind, k)
-    y = given["a"].double() @ matrix
+    y: torch.Tensor = given["a"].double() @ matrix
     if given.get("b_bias") is not None:
         y = y + unordered(given["b_bias"], False).double()
     return y.to(given["a"].dtype)
@@ -179,8 +180,11 @@ def _expert_matrix(given: dict[str, Any], expert: int) -> torch.Tensor:
 def named(operator: Operator, values: tuple[Any, ...]) -> dict[str, Any]:
     """Arguments by their names, without the endings in which packages differ."""
     schema = torch._C.parse_schema(operator.name + operator.schema)
-    names = [one.name.removesuffix("_or_none") for one in schema.arguments]
-    given = dict(zip(names, values, strict=True))
+    given = {}
+    for place, one in enumerate(schema.arguments):
+        # Arguments that equal the schema's defaults do not arrive.
+        value = values[place] if place < len(values) else one.default_value
+        given[one.name.removesuffix("_or_none")] = value
     if "b_q_type_id" in given:
         given["b_type_id"] = given["b_q_type_id"]
     return given
