@@ -31,7 +31,7 @@ def matrix_kernels(dtype: torch.dtype) -> list[Kernel]:
 
 
 # Sizes that fill words in both directions, in one, and in none; one group, several, a ragged one.
-SHAPES = ((24, 64), (40, 96), (37, 128), (24, 100), (64, 520), (16, 32))
+SHAPES = ((24, 64), (40, 96), (37, 128), (24, 100), (64, 520), (16, 32), (1, 48))
 KERNELS = [kernel for dtype in DTYPES for kernel in matrix_kernels(dtype)]
 NAMES = [f"{kernel.name}-{kernel.layout}" for kernel in KERNELS]
 
@@ -44,8 +44,14 @@ def specs() -> Iterator[AffineSpec | LookupSpec]:
         yield AffineSpec(4, group, "zero", torch.float16)
         yield AffineSpec(8, group, "offset")
     yield AffineSpec(4, 32, "symmetric", torch.bfloat16)
+    for bits in (2, 3, 5, 6, 7, 8):
+        yield AffineSpec(bits, 16, "symmetric", torch.float16 if bits % 2 else torch.float32)
+    yield AffineSpec(2, 16, "offset")
+    yield AffineSpec(6, 48, "symmetric")
     for bits in (3, 4):
         yield LookupSpec(bits, 32, tuple(range(-5, -5 + 2**bits)), torch.float16)
+    yield LookupSpec(4, 16, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+    yield LookupSpec(2, 16, (-128, 0, 5, 119))
 
 
 def offered(kernel: Kernel, weight: QuantizedTensor, bias: bool = True) -> QuantizedTensor | str:
@@ -108,25 +114,29 @@ def test_what_is_accepted() -> None:
             (spec.bits, spec.group)
             for spec in specs()
             if isinstance(spec, AffineSpec)
-            and not isinstance(offered(kernel, random_weight(spec, 64, 520)), str)
+            and not isinstance(offered(kernel, random_weight(spec, 64, 480)), str)
         }
         for kernel in matrix_kernels(torch.float16)
     }
     by_group = {(4, 32), (4, 64), (4, 128), (4, 4096)}
     narrow = {(bits, 32) for bits in (1, 2, 3)} | by_group
     wide = narrow | {(bits, 32) for bits in (5, 6, 7, 8)} | {(8, 64), (8, 128), (8, 4096)}
-    odd = {(4, 16), (4, 20)}
+    doubled = {(bits, 16) for bits in (2, 3, 4, 5, 6, 7)} | {(6, 48)}
+    odd = {(4, 20)} | {(bits, 16) for bits in (2, 3, 4)}
+    odder = odd | {(bits, 16) for bits in (5, 6, 7, 8)} | {(8, 20), (6, 48)}
     assert takes["npu.linear_int4"] == takes["npu.linear_int4_t"] == narrow
     assert takes["npu.linear_int8"] == takes["npu.linear_int8_t"] == wide
+    assert takes["npu.linear_int4x2"] == takes["npu.embedding_int4x2"] == doubled
     assert takes["npu.embedding_int4"] == narrow | odd
-    assert takes["npu.embedding_int8"] == wide | odd | {(8, 16), (8, 20)}
+    assert takes["npu.embedding_int8"] == wide | odder
     assert takes["npu.linear_w8a8"] == set()
 
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.kind == "linear"], ids=str)
 def test_activations_of_any_shape_and_stride(kernel: Kernel) -> None:
     dtype = torch.bfloat16 if str(kernel.layout).endswith("bfloat16") else torch.float16
-    weight = random_weight(AffineSpec(4, 64, "zero", dtype), 48, 128)
+    group = 16 if kernel.name == "npu.linear_int4x2" else 64
+    weight = random_weight(AffineSpec(4, group, "zero", dtype), 48, 128)
     packed = offered(kernel, weight)
     if isinstance(packed, str):
         assert kernel.name == "npu.linear_w8a8"
@@ -177,9 +187,11 @@ def test_calls_bear_the_names_of_the_vendor() -> None:
         "npu.linear_int4_t": {"npu.npu_weight_quant_batchmatmul.default"},
         "npu.linear_int8": {"npu.npu_weight_quant_batchmatmul.default"},
         "npu.linear_int8_t": {"npu.npu_weight_quant_batchmatmul.default"},
+        "npu.linear_int4x2": {"npu.npu_weight_quant_batchmatmul.default"},
         "npu.linear_w8a8": {"npu.npu_dynamic_quant.default", "npu.npu_quant_matmul.default"},
         "npu.embedding_int4": set(),
         "npu.embedding_int8": set(),
+        "npu.embedding_int4x2": set(),
     }
     weight = random_weight(AffineSpec(4, 4096, "symmetric", torch.float16), 48, 96)
     for kernel in matrix_kernels(torch.float16):

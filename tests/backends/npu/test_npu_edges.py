@@ -13,7 +13,7 @@ from support.weights import random_weight
 from qcompile import backends
 from qcompile.backends.npu import words
 from qcompile.backends.npu.edges import apply
-from qcompile.backends.npu.layouts import DTYPES, ORDERS, W8A8, Order
+from qcompile.backends.npu.layouts import DTYPES, HALVES, ORDERS, W8A8, Order
 from qcompile.edge import edges, find_route
 from qcompile.errors import LayoutError
 from qcompile.layout import QuantizedTensor, layout_of
@@ -73,6 +73,41 @@ def test_tables_of_bytes_are_exact(order: Order) -> None:
     for table in (tuple(range(-8, 8)), (0, 1, 2, 3, 4, 6, 8, 12), (-127, 113, 0, 4)):
         weight = random_weight(LookupSpec(4, 32, table, order.dtype), N, K)
         assert torch.equal(routed(weight, order).dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize("order", HALVES, ids=lambda order: order.name)
+@pytest.mark.parametrize(("bits", "form"), itertools.product(range(1, 9), FORMS))
+def test_halves_move_values_no_further(bits: int, form: AffineForm, order: Order) -> None:
+    """Groups of 16, doubled: what their scales and offsets lose, and nothing of the codes."""
+    for scale in (torch.float16, torch.bfloat16, torch.float32):
+        spec = AffineSpec(bits, 16, form, scale)
+        if bits == 8 or (bits > 4 and form != "symmetric"):
+            assert find_route("affine", spec, order.name) is None
+            continue
+        weight = random_weight(spec, N, K, seed=bits)
+        packed = routed(weight, order)
+        moved = (packed.dequantize() - weight.dequantize()).abs()
+        assert bool((moved <= torch.finfo(order.dtype).eps * reach(weight)).all())
+        route = find_route("affine", spec, order.name)
+        assert route is not None
+        assert (route.error is None) == (scale == order.dtype and form != "offset")
+
+
+@pytest.mark.parametrize("order", HALVES, ids=lambda order: order.name)
+def test_halves_of_tables_and_of_act_order(order: Order) -> None:
+    for table in (tuple(range(-8, 8)), (-128, -9, -8, 7, 8, 119)):
+        weight = random_weight(LookupSpec(4, 16, table, order.dtype), N, K)
+        assert torch.equal(routed(weight, order).dequantize(), weight.dequantize())
+    assert find_route("lookup", LookupSpec(4, 16, (0, 120)), order.name) is None
+    spec = AffineSpec(6, 16, "symmetric", order.dtype, order="permuted")
+    weight = random_weight(replace(spec, order="sequential"), N, K)
+    group = (torch.randperm(K, generator=torch.Generator().manual_seed(3)) // 16).to(torch.int32)
+    permuted = QuantizedTensor(spec, "affine", (N, K), {**weight.parts, "g_idx": group})
+    assert torch.equal(routed(permuted, order).dequantize(), permuted.dequantize())
+    route = find_route("affine", replace(spec, order="sequential"), order.name)
+    assert route is not None
+    with pytest.raises(LayoutError, match="groups of 16 in 24 columns"):
+        route.apply(random_weight(replace(spec, order="sequential"), N, 24))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
@@ -220,7 +255,8 @@ def test_a_direct_edge_equals_the_composed_path(
 
 def test_every_edge_of_the_backend_is_tried_here() -> None:
     sources = {e.source for e in edges() if e.dest.startswith("npu.") and "experts" not in e.source}
-    assert sources == {"affine", "lookup", *(source.layout for source in words.SOURCES)}
+    whole = {f"npu.int8.kn.{name}" for name in ("float16", "bfloat16")}  # with the experts' tests
+    assert sources == {"affine", "lookup", *(source.layout for source in words.SOURCES), *whole}
 
 
 def test_eight_bits_by_eight_bits() -> None:
