@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qcompile.plans import Entry
 
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component of a path
+LAYER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component of a path
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def collapse(entries: Iterable[Entry]) -> list[Group]:
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         weight = entry.site.weight
-        stem = _LAYER.sub("*", entry.site.name, count=1)
+        stem = LAYER.sub("*", entry.site.name, count=1)
         key = (stem, entry.site.kind, str(weight.spec), weight.shape, entry.runs_as, entry.layout)
         groups.setdefault(key, []).append(entry)
     return [_group(str(key[0]), tuple(found)) for key, found in groups.items()]
 
 
 def _group(stem: str, entries: tuple[Entry, ...]) -> Group:
-    numbers = sorted(int(m.group()) for e in entries if (m := _LAYER.search(e.site.name)))
+    numbers = sorted(int(m.group()) for e in entries if (m := LAYER.search(e.site.name)))
     if not numbers:
         return Group(stem, entries)
     before, _, behind = stem.partition("*")

@@ -5,6 +5,7 @@ Comes in: entries. Goes out: lines and plain values. Always holds: nothing is de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from qcompile.target import Target
 
 if TYPE_CHECKING:
     from qcompile.plans import Entry, Verdict
+    from qcompile.verify import SiteError
 
 
 def mib(count: int) -> str:
@@ -114,8 +116,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return "[" + " x ".join(map(str, shape)) + "]"
 
 
-def entry_record(entry: Entry) -> dict[str, object]:
-    """An entry as values that JSON has."""
+def entry_record(entry: Entry, error: SiteError | None = None) -> dict[str, object]:
+    """An entry as values that JSON has, with the measured error of its site."""
     weight, route = entry.site.weight, entry.route
     return {
         "site": entry.site.name,
@@ -128,11 +130,19 @@ def entry_record(entry: Entry) -> dict[str, object]:
         "layout": weight.layout,
         "shape": list(weight.shape),
         "runs_as": entry.runs_as,
+        "requantized": entry.requantized,
         "requantization_error": entry.error,
         "packed_layout": None if entry.runs_as == "no kernel" else entry.layout,
         "packed_spec": str(route.spec) if route else None,
         "edges": [{"name": n, "error": loss} for n, loss in steps(route)] if route else [],
         "bytes_before": weight.nbytes,
         "bytes_after": entry.bytes_after,
+        "verified": _measured(error) if error else None,
         "verdicts": [{"kernel": v.kernel, "cost": v.cost, "text": v.text} for v in entry.verdicts],
     }
+
+
+def _measured(error: SiteError) -> dict[str, object]:
+    # JSON knows neither infinity nor NaN.
+    found = error.relative_l2 if math.isfinite(error.relative_l2) else None
+    return {"relative_l2": found, "allowed": error.allowed}

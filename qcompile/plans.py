@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from qcompile.edge import Route
 from qcompile.errors import OptionError, nearest
@@ -20,6 +22,9 @@ from qcompile.plan_text import entry_record, kernel_totals, shape_text, steps, s
 from qcompile.site import Site
 from qcompile.target import Target
 from qcompile.weight import WeightRef
+
+if TYPE_CHECKING:
+    from qcompile.verify import SiteError
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,13 @@ class Plan:
             )
         return "\n".join(lines)
 
-    def to_json(self) -> str:
-        """The whole plan as JSON text, stable under repeated calls."""
+    def to_json(self, errors: Iterable[SiteError] = ()) -> str:
+        """The whole plan as JSON text, stable under repeated calls.
+
+        Args:
+            errors: measured errors of the sites, ``session.verification``.
+        """
+        found = {(error.site, error.kernel): error for error in errors}
         return json.dumps(
             {
                 "target": str(self.target),
@@ -202,7 +212,9 @@ class Plan:
                 "bytes_after": self.bytes_after,
                 "bytes_as_halves": self.bytes_as_halves,
                 "kernels": [asdict(total) for total in kernel_totals(self.entries)],
-                "sites": [entry_record(entry) for entry in self.entries],
+                "sites": [
+                    entry_record(e, found.get((e.site.name, e.runs_as))) for e in self.entries
+                ],
                 "floats": [
                     {
                         "name": w.name,
@@ -216,6 +228,12 @@ class Plan:
             },
             indent=2,
         )
+
+    def to_html(self, errors: Iterable[SiteError] = ()) -> str:
+        """The plan as one web page that loads nothing else; ``errors`` as for ``to_json``."""
+        from qcompile.plan_page import page
+
+        return page(self.to_json(errors))
 
     def text(self, width: int | None = None, paint: Paint = no_paint) -> str:
         """A summary: like sites of consecutive layers share a line. See ``plan_table.table``."""

@@ -105,6 +105,41 @@ def session_for(
     )
 
 
+def session_of(
+    plan: Plan,
+    *,
+    policy: Policy = "error",
+    emulate: Emulation = False,
+    progress: Progress = no_progress,
+) -> Session:
+    """A session of a checkpoint's plan without its model: enough to measure its sites.
+
+    Args:
+        plan: a plan made from headers for the backend's own dtype of activations.
+        policy: the policy that it was made with.
+        emulate, progress: as for ``optimize``.
+
+    Raises:
+        OptionError: the backend has no emulator.
+        PlanError: a site has no kernel.
+    """
+    require_kernels(plan)
+    backend = backends.load(plan.target.kind)
+    said = _emulation(backend, plan.target, emulate)
+    dtype = plan_dtype(backend, plan.target, None)
+    return Session(
+        {entry.site.weight.name: entry.site.weight for entry in plan.entries},
+        backend,
+        replace(plan, emulation=said),
+        {},
+        torch.float32 if emulate == "float32" else dtype,
+        policy,
+        progress,
+        emulate=emulate,
+        operands=narrow_dtype(dtype) if emulate == "float32" else None,
+    )
+
+
 def narrow_dtype(dtype: torch.dtype | None) -> torch.dtype:
     """The dtype that weights are packed for where activations stay float32."""
     return torch.float16 if dtype in (None, torch.float32) else dtype

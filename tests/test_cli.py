@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,8 +15,11 @@ import pytest
 from support.gguf_bytes import STRING, gguf, key, tensor, text
 from support.zoo import DATA, ROOT
 
+from qcompile import verify
 from qcompile.cli import main
 from qcompile.errors import OptionError, SchemeError
+from qcompile.plans import Entry
+from qcompile.session import Session
 
 FILE = DATA / "gguf-q2_k.gguf"
 TEMPLATE = "{{ raise_exception('rendered') }}{% for x in range(10**9) %}\x1b[31m{% endfor %}"
@@ -59,8 +63,8 @@ def test_plan_says_which_packages_miss(capsys: pytest.CaptureFixture[str], devic
             assert "package humming-kernels is not installed" in said
 
 
-@pytest.mark.parametrize("device", ["npu:910b", "npu"])
-def test_plan_quotes_what_a_kernel_needs(capsys: pytest.CaptureFixture[str], device: str) -> None:
+def test_plan_quotes_what_a_kernel_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    device = "npu:310p"
     assert main(["plan", str(FILE), "--device", device, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["target"] == device
@@ -73,7 +77,7 @@ def test_plan_quotes_what_a_kernel_needs(capsys: pytest.CaptureFixture[str], dev
 
 
 def test_generate_under_emulation(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--device", "npu:910b", "--on-unsupported", "requantize", "--emulate")
+    options = ("--device", "npu:310p", "--on-unsupported", "requantize", "--emulate")
     assert main(["generate", str(FILE), "--prompt", "def", "--tokens", "2", *options]) == 0
     said = capsys.readouterr()
     assert "emulated on the CPU" in said.err
@@ -86,7 +90,7 @@ def test_a_plan_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    for device in ("cpu:avx2", "npu:910b"):
+    for device in ("cpu:avx2", "npu:310p"):
         assert main(["plan", str(FILE), "--device", device]) == 0
         title, *lines = capsys.readouterr().out.splitlines()
         assert title.startswith("plan  ")
@@ -98,7 +102,7 @@ def test_colours_are_for_terminals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def printed() -> str:
-        assert main(["plan", str(FILE), "--device", "npu:910b"]) == 0
+        assert main(["plan", str(FILE), "--device", "npu:310p"]) == 0
         return capsys.readouterr().out
 
     assert "\x1b" not in printed()
@@ -112,6 +116,53 @@ def test_colours_are_for_terminals(
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in printed()
+
+
+def test_a_plan_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "plan.html"
+    assert main(["plan", str(FILE), "--html", str(page)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"wrote {page} (")
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert main(["plan", str(FILE), "--html", str(page), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["sites"]) == 30
+    assert "No such file" in fails(capsys, "plan", FILE, "--html", tmp_path / "no" / "plan.html")
+
+
+def test_a_verified_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "plan.html"
+    assert main(["plan", str(FILE), "--verify"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "verified 30 sites against the reference; the worst:\n    " in said.out
+    assert main(["plan", str(FILE), "--verify", "--json", "--html", str(page)]) == 0
+    errors = [site["verified"] for site in json.loads(capsys.readouterr().out)["sites"]]
+    assert len(errors) == 30
+    assert all(error["relative_l2"] <= error["allowed"] < 1e-5 for error in errors)
+    assert "verified 30 sites, worst error" in page.read_text(encoding="utf-8")
+    npu = ("--device", "npu:310p", "--on-unsupported", "requantize", "--emulate")
+    assert main(["plan", str(FILE), *npu, "--verify"]) == 0
+    said = capsys.readouterr()
+    assert "emulated on the CPU" in said.out
+    assert "29 sites requantized to 8 bits: worst relative L2 error" in said.out
+
+
+def test_a_plan_that_fails_to_verify_is_shown_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = verify.verify_entry
+
+    def wrong(entry: Entry, session: Session) -> verify.SiteError:
+        found = measure(entry, session)
+        return replace(found, relative_l2=0.5) if entry.site.name == "lm_head" else found
+
+    monkeypatch.setattr(verify, "verify_entry", wrong)
+    page = tmp_path / "plan.html"
+    assert main(["plan", str(FILE), "--verify", "--html", str(page)]) == 2
+    said = capsys.readouterr()
+    assert "VerifyError: lm_head" in said.err
+    assert "1 beyond what is allowed" in page.read_text(encoding="utf-8")
 
 
 def test_plan_explains_by_any_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +294,9 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFix
         (("plan", FILE, "--on-unsupported", "dequantise"), "did you mean 'dequantize'"),
         (("plan", FILE, "--explain", "blk.0.atn_q.weight"), "did you mean 'blk.0.attn_q.weight'"),
         (("plan", FILE, "--bogus"), "--bogus"),
+        (("plan", FILE, "--emulate"), "add --verify"),
+        (("plan", FILE, "--verify", "--emulate"), "the backend cpu has no emulator"),
+        (("plan", FILE, "--verify", "--device", "npu:310p"), "no kernel for 29 of 30"),
         (("plan",), "file"),
         (("inspect", FILE, "--scheme", "x"), "one of auto, auto_round, awq"),
         (("plann", FILE), "plann"),
@@ -252,7 +306,7 @@ def test_a_folder_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFix
         (("generate", FILE, "--prompt", "x", "--tokens", "0"), "1 or more"),
         (("generate", FILE, "--prompt", "x", "--dtype", "float23"), "did you mean 'float32'"),
         (("generate", FILE, "--prompt", "x", "--emitter", "eagre"), "did you mean 'eager'"),
-        (("generate", FILE, "--prompt", "x", "--device", "npu:910b"), "no kernel for 29 of 30"),
+        (("generate", FILE, "--prompt", "x", "--device", "npu:310p"), "no kernel for 29 of 30"),
     ],
 )
 def test_options_that_are_none(

@@ -1,4 +1,4 @@
-"""``qcompile plan`` and ``qcompile inspect``: read headers, print.
+"""``qcompile inspect``: read headers, print.
 
 Comes in: a path. Goes out: text or JSON on stdout. Always holds: no weight is read; text from a
 file is printed with its control characters escaped, and a chat template is never rendered.
@@ -11,27 +11,11 @@ import json
 from collections.abc import Iterable
 
 import qcompile
-from qcompile.cli.screen import painter, width
 from qcompile.plan_text import size_text
-from qcompile.visible import one_line, visible
+from qcompile.visible import one_line
 from qcompile.weight import WeightRef
 
 _LONGEST = 100
-
-
-def run_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan, its JSON, or the explanation of one site."""
-    plan = qcompile.plan(
-        arguments.file,
-        arguments.device,
-        arguments.scheme,
-        on_unsupported=arguments.on_unsupported,
-    )
-    if arguments.explain:
-        print(visible(plan.explain(arguments.explain)))
-    else:
-        print(plan.to_json() if arguments.json else plan.text(width(), painter()))
-    return 0
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
