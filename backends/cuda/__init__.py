@@ -16,6 +16,7 @@ from qcompile.backends.cuda import edges as _edges  # noqa: F401 - registers lay
 from qcompile.backends.cuda import emulation, marlin_experts, marlin_layout, probe, schemas
 from qcompile.backends.cuda.humming import Humming
 from qcompile.backends.cuda.marlin import MarlinLinear
+from qcompile.backends.cuda.triton_embedding import TritonEmbedding
 from qcompile.backends.cuda.triton_linear import TritonLinear
 from qcompile.kernel import Kernel
 from qcompile.target import Target
@@ -30,6 +31,7 @@ def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
         marlin_experts.MarlinExperts(packed, dtype),
         Humming(),
         TritonLinear(packed, dtype),
+        TritonEmbedding(packed, dtype),
     )
 
 

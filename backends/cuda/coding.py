@@ -19,12 +19,14 @@ import torch
 
 from qcompile.spec import AffineForm, AffineSpec, LookupSpec, ScaledSpec, Spec
 
-Kind = Literal["code", "table", "float8"]
+Kind = Literal["code", "table", "float8", "float4"]
 WORD = 16
 # What a matrix unit multiplies at once; the narrowest plane.
 NARROWEST = 16
 # Columns of one block of planes: more than this would only be padded.
 _LONGEST_BLOCK = 512
+# Floats of 4 bits with 2 bits of exponent and 1 of mantissa, times 2.
+E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _SPLIT = {1: (2, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 
 
@@ -36,12 +38,12 @@ class Coding:
         low: bits of a code that lie in ``codes``.
         high: bits of a code that lie in ``high``, perhaps none.
         kind: ``code`` for evenly spaced values, ``table`` for codes of ``table``, ``float8`` for
-            ``float8_e4m3fn``.
+            ``float8_e4m3fn``, ``float4`` for twice E2M1, which bits alone decode.
         form: how the scale is applied, as in ``AffineSpec``; *symmetric* for the other kinds.
         center: what the form *symmetric* subtracts from a code, or from a byte of the table.
         width: columns of a plane: 16, 32 or 64.
         group: columns that share a scale, 0 where a whole row does.
-        table: the values of the codes, for the kind ``table``.
+        table: the values of the codes, for the kinds ``table`` and ``float4``.
     """
 
     low: int
@@ -91,6 +93,9 @@ def coding_of(spec: Spec, columns: int) -> Coding | str:
         if spec.bits > 4:
             return f"a table for codes of {spec.bits} bits; kernels look up at most 4"
         table = (*spec.table, *([0] * (16 - len(spec.table))))
+        table = (*spec.table, *([0] * (16 - len(spec.table))))
+        if table == E2M1_TWICE:
+            return _laid(4, 0, "float4", "symmetric", 0, spec.group, columns, table)
         return _laid(4, 0, "table", "symmetric", 128, spec.group, columns, table)
     if isinstance(spec, ScaledSpec):
         if spec.dtype != torch.float8_e4m3fn:

@@ -24,6 +24,8 @@ _PROCESSORS = {
 DEFAULT_ARCH = "sm80"
 # From this many rows on it is cheaper to decode the weight once and to multiply floats.
 DECODE_ROWS = 1024
+# Weights of one such buffer.
+DECODED_AT_ONCE = 1 << 26
 _MOST_PARTS = 8
 # A part of K shorter than this only adds partial sums.
 _FEWEST_BLOCKS = 4

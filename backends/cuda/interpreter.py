@@ -36,7 +36,8 @@ def rounded(values: Array) -> Array:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     tie = (bits >> 16) & 1
     nearest = ((bits + np.uint32(0x7FFF) + tie) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), nearest)
+    result: Array = np.where(np.isnan(values), np.uint16(0x7FC0), nearest)
+    return result
 
 
 def enable_bfloat16() -> None:

@@ -16,10 +16,13 @@ from qcompile.backends.cuda.configs import Config
 from qcompile.backends.cuda.layouts import groups_of
 from qcompile.layout import Shape
 
-KINDS = {"code": 0, "table": 1, "float8": 2}
+KINDS = {"code": 0, "table": 1, "float8": 2, "float4": 3}
 FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
 # Outputs that one program of the reduction adds.
 REDUCED = 512
+# Rows that one program decodes: of a whole weight, and of a few looked-up ones.
+DECODED = 32
+GATHERED = 4
 
 
 def coding_constants(coding: Coding) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def coding_constants(coding: Coding) -> dict[str, Any]:
         "KIND": KINDS[coding.kind],
         "FORM": FORMS[coding.form],
         "CENTER": coding.center,
-        "TABLE": (*coding.table, *([0] * (16 - len(coding.table)))),
+        "TABLE": coding.table or (0,) * 16,
         "WIDTH": coding.width,
         "GROUP": coding.group,
     }
@@ -110,3 +113,45 @@ def _reduced(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) ->
         BN=REDUCED,
     )
     return y
+
+
+def rows(
+    parts: Mapping[str, torch.Tensor],
+    coding: Coding,
+    shape: Shape,
+    wanted: range | torch.Tensor,
+    dtype: torch.dtype,
+    asm: bool,
+) -> torch.Tensor:
+    """Rows of a planar weight ``[N, K]`` as floats: a run of them, or those an index names."""
+    from qcompile.backends.cuda.kernels.rows import rows as kernel
+
+    (n, k), count = shape, len(wanted)
+    scale, gather = parts["scale"], isinstance(wanted, torch.Tensor)
+    out = scale.new_empty((count, k), dtype=dtype)
+    height = GATHERED if gather else DECODED
+    kernel[(-(-count // height), coding.blocks(k))](
+        wanted if gather else scale,
+        parts["codes"],
+        parts.get("high", parts["codes"]),
+        scale,
+        scale if coding.form == "symmetric" else parts[coding.form],
+        out,
+        count,
+        n,
+        k,
+        groups_of(coding, k),
+        0 if isinstance(wanted, torch.Tensor) else wanted.start,
+        **rows_constants(coding, gather, asm),
+    )
+    return out
+
+
+def rows_constants(coding: Coding, gather: bool, asm: bool) -> dict[str, Any]:
+    """The constants of ``kernels.rows.rows``."""
+    return {
+        "BR": GATHERED if gather else DECODED,
+        "GATHER": gather,
+        **coding_constants(coding),
+        "ASM": asm,
+    }

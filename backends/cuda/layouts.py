@@ -100,7 +100,7 @@ def _decode(weight: QuantizedTensor) -> torch.Tensor:
         return rows.repeat_interleave(coding.group or columns, dim=1)[:, :columns]
 
     codes = stored_codes(weight)
-    if coding.kind == "table":
+    if coding.table:
         plain = torch.tensor(coding.table, dtype=torch.float32)[codes.long()]
     elif coding.kind == "float8":
         plain = codes.contiguous().view(torch.float8_e4m3fn).float()

@@ -1,4 +1,4 @@
-"""From bytes to numbers of 16 bits: codes of 8 bits, values of a table, floats of 8 bits.
+"""From bytes to numbers of 16 bits: codes of 8 bits, values of a table, narrow floats.
 
 Comes in: a tile of words, int16. Goes out: a tile of float16 or bfloat16.
 Always holds: as in ``bits``, each line of PTX has a plain twin with the same bits.
@@ -51,48 +51,53 @@ def byte(word, P: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.constexpr_function
-def float8_asm(P, BF16):
-    """Byte P of both words: sign and the rest moved to where numbers of 16 bits have them."""
-    rest, sign = float8_shifts(P, BF16)
-    ways = [f"{'shl' if s > 0 else 'shr'}.b32 {r}, $1, {abs(s)}; " for r, s in (("a", rest),)]
-    last = "$1" if sign == 0 else "b"
-    if sign:
-        ways.append(f"shl.b32 b, $1, {sign}; ")
-    mask = float8_mask(BF16) * 0x10001
+def float_shifts(plane, bits, bf16):
+    """How far to the left exponent and mantissa of a narrow float go, and its sign.
+
+    A ``float8_e4m3fn`` has 3 mantissa bits, a float of 4 bits (E2M1) has 1.
+    """
+    mantissa = 3 if bits == 8 else 1
+    return (7 if bf16 else 10) - mantissa - bits * plane, 16 - bits - bits * plane
+
+
+@triton.constexpr_function
+def float_mask(bits, bf16):
+    """The bits below the sign, where they go."""
+    mantissa = 3 if bits == 8 else 1
+    return ((1 << (bits - 1)) - 1) << ((7 if bf16 else 10) - mantissa)
+
+
+@triton.constexpr_function
+def float_asm(plane, bits, bf16):
+    """A narrow float of both words: sign and the rest moved to where 16 bits have them."""
+    rest, sign = float_shifts(plane, bits, bf16)
+    code = "{ .reg .b32 a; .reg .b32 b; "
+    for name, shift in (("a", rest), ("b", sign)):
+        way = f"shl.b32 {name}, $1, {shift}; " if shift >= 0 else f"shr.u32 {name}, $1, {-shift}; "
+        code += way
     return (
-        "{ .reg .b32 a; .reg .b32 b; "
-        + "".join(ways)
-        + f"and.b32 a, a, {mask}; lop3.b32 $0, {last}, 0x80008000, a, 0xEA; }}"
+        code + f"and.b32 a, a, {float_mask(bits, bf16) * 0x10001}; "
+        "lop3.b32 $0, b, 0x80008000, a, 0xEA; }"
     )
 
 
-@triton.constexpr_function
-def float8_shifts(P, BF16):
-    """How far to the left exponent and mantissa go, and the sign."""
-    to = 4 if BF16 else 7
-    return to - 8 * P, 8 - 8 * P
-
-
-@triton.constexpr_function
-def float8_mask(BF16):
-    """The seven bits below the sign, where they go."""
-    return 0x7F << (4 if BF16 else 7)
-
-
 @triton.jit
-def float8(word, P: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
-    """Byte P of a word, a ``float8_e4m3fn``, as the bits of it times a power of two.
+def narrow_float(word, P: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
+    """Plane P of a word, floats of 8 or 4 bits, as the bits of them times a power of two.
 
-    The factor is ``2**-8`` for float16 and ``2**-120`` for bfloat16: the difference of the biases.
+    The factor is the difference of the biases: ``2**-8`` and ``2**-120`` for ``float8_e4m3fn``,
+    ``2**-14`` and ``2**-126`` for E2M1, in float16 and bfloat16.
     """
     if ASM:
         return tl.inline_asm_elementwise(
-            float8_asm(P, BF16), "=r,r", [word], dtype=tl.int16, is_pure=True, pack=2
+            float_asm(P, BITS, BF16), "=r,r", [word], dtype=tl.int16, is_pure=True, pack=2
         )
     else:
-        code = (word >> (8 * P)) & 0xFF
-        rest = (code & 0x7F) << (4 if BF16 else 7)
-        return (rest | ((code & 0x80) << 8)).to(tl.int16)
+        code = word >> (BITS * P)
+        rest = code & ((1 << (BITS - 1)) - 1)
+        rest = rest << (((7 if BF16 else 10) - 3) if BITS == 8 else ((7 if BF16 else 10) - 1))
+        sign = (code & (1 << (BITS - 1))) << (16 - BITS)
+        return (rest | sign).to(tl.int16)
 
 
 # **** tables ****

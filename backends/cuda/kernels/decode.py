@@ -4,7 +4,7 @@ Comes in: words of a block as loaded, a plane's number, the coding as constants.
 codes stand for before scaling, exactly, as float16 or bfloat16.
 Always holds: integers up to 256 in size and floats of 8 bits are exact in both.
 
-``KIND`` is 0 for codes, 1 for a table, 2 for floats of 8 bits. ``FORM`` is 0 for *symmetric*, 1 for
+``KIND`` is 0 for codes, 1 for a table, 2 for floats of 8 bits, 3 for twice floats of 4 bits. ``FORM`` is 0 for *symmetric*, 1 for
 *zero*, 2 for *offset*, whose codes come out as they are.
 """
 
@@ -22,7 +22,7 @@ from qcompile.backends.cuda.kernels.bits import (
     offset_of,
     shift_of,
 )
-from qcompile.backends.cuda.kernels.bytes import byte, float8, looked_up, table_byte
+from qcompile.backends.cuda.kernels.bytes import byte, looked_up, narrow_float, table_byte
 
 
 @triton.jit
@@ -38,14 +38,16 @@ def prepared(word, KIND: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr):
 def _factor(kind, offset, dtype):
     """What a number is multiplied by, so that steps of the code are 1."""
     if kind == 2:
-        return 2.0**120 if dtype == tl.bfloat16 else 256.0
+        return 2.0**120 if dtype == tl.bfloat16 else 2.0**8
+    if kind == 3:
+        return 2.0**127 if dtype == tl.bfloat16 else 2.0**15
     return 2.0**-offset
 
 
 @triton.constexpr_function
 def _bias(kind, low, offset, dtype):
     """What is then subtracted to get the code itself."""
-    if kind == 2:
+    if kind >= 2:
         return 0.0
     if dtype == tl.bfloat16 and (kind == 1 or low == 8):
         return -128.0
@@ -76,8 +78,8 @@ def _number(
     Q: tl.constexpr = P % (16 // LOW)
     if KIND == 1:
         bits = table_byte(word, Q, BF16, ASM)
-    elif KIND == 2:
-        bits = float8(word, Q, BF16, ASM)
+    elif KIND >= 2:
+        bits = narrow_float(word, Q, LOW, BF16, ASM)
     elif BF16 and LOW == 8:
         bits = byte(word, Q, ASM)
     else:
