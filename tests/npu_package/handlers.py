@@ -170,6 +170,13 @@ def _finalize(
     )
 
 
+def _sort(x: Tensor, stable: int, dim: int, down: int, values: Tensor, places: Tensor) -> None:
+    # Of the flags, which are C's bool, only the lowest byte is set.
+    found = x.sort(dim=dim, stable=True, descending=bool(down & 255))
+    values.copy_(found.values)
+    places.copy_(found.indices)
+
+
 def _matmul(a: Tensor, b: Tensor, out: Tensor, how: int) -> None:
     out.copy_(a.float() @ b.float())
 
@@ -185,6 +192,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "aclnnBitwiseAndScalar": lambda a, b, out: out.copy_(a & int(b)),
     "aclnnBitwiseXorScalar": lambda a, b, out: out.copy_(a ^ int(b)),
     "aclnnCat": lambda items, dim, out: out.copy_(torch.cat(items, dim)),
+    "aclnnClamp": lambda x, low, high, out: out.copy_(x.clamp(low, high)),
+    "aclnnGather": lambda x, dim, index, out: out.copy_(x.gather(dim, index)),
     "aclnnIndexSelect": lambda x, dim, index, out: out.copy_(x.index_select(dim, index)),
     "aclnnMatmul": _matmul,
     "aclnnMm": _matmul,
@@ -194,6 +203,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
         x.repeat_interleave(count, dim)
     ),
     "aclnnRightShift": lambda a, b, out: out.copy_(a >> b),
+    "aclnnSigmoid": lambda x, out: out.copy_(x.sigmoid()),
+    "aclnnSort": _sort,
     "aclnnStack": lambda items, dim, out: out.copy_(torch.stack(items, dim)),
     "aclnnSub": lambda a, b, alpha, out: out.copy_(a - alpha * b),
     "aclnnSubs": lambda a, b, alpha, out: out.copy_(a - alpha * b),
