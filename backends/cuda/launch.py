@@ -18,6 +18,8 @@ from qcompile.layout import Shape
 
 KINDS = {"code": 0, "table": 1, "float8": 2, "float4": 3}
 FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
+# Products and sums in one instruction, which a later Triton switches off unless it is asked for.
+OPTIONS = {"enable_fp_fusion": True}
 # Outputs that one program of the reduction adds.
 REDUCED = 512
 # Rows that one program decodes: of a whole weight, and of a few looked-up ones.
@@ -93,6 +95,7 @@ def linear(
         **linear_constants(coding, config, shape, bias is not None, asm),
         num_warps=config.warps,
         num_stages=config.stages,
+        **OPTIONS,
     )
     return _reduced(out, y, bias) if split else y
 
@@ -111,6 +114,7 @@ def _reduced(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) ->
         PARTS=count,
         HAS_BIAS=bias is not None,
         BN=REDUCED,
+        **OPTIONS,
     )
     return y
 
@@ -143,6 +147,7 @@ def rows(
         groups_of(coding, k),
         0 if isinstance(wanted, torch.Tensor) else wanted.start,
         **rows_constants(coding, gather, asm),
+        **OPTIONS,
     )
     return out
 

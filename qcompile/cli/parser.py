@@ -59,7 +59,7 @@ def parser() -> Parser:
     )
     made.add_argument("--version", action="version", version=_version())
     commands = made.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_demo, _generate, _plan, _inspect, _eval, _doctor, _completion):
+    for add in (_demo, _generate, _plan, _inspect, _eval, _bench, _doctor, _completion):
         add(commands)
     return made
 
@@ -196,6 +196,21 @@ def _eval(commands: Commands) -> None:
     _where(command)
     _running(command)
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _bench(commands: Commands) -> None:
+    examples = """
+        qcompile bench kernels --aot
+        qcompile bench kernels --aot --arch sm90 --only "w4 g128"
+        qcompile bench kernels --aot --arch sm80 --arch sm90 --json figures.json
+    """
+    about = "what kernels for a GPU need of it, compiled without one"
+    command = _command(commands, "bench", about, examples, Lazy("bench", "run_bench"))
+    command.add_argument("what", choices=("kernels",), help="kernels")
+    command.add_argument("--aot", action="store_true", help="compile ahead of time")
+    command.add_argument("--arch", action="append", metavar="ARCH", help="sm80, sm90, ...")
+    command.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
+    command.add_argument("--json", metavar="FILE", help="write the figures as JSON")
 
 
 def _doctor(commands: Commands) -> None:

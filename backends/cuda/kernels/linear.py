@@ -158,7 +158,8 @@ def accumulated(
     return sums
 
 
-@triton.jit
+# A number of rows is no reason to compile again.
+@triton.jit(do_not_specialize=["M"])
 def linear(
     x,
     codes,

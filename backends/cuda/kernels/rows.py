@@ -14,7 +14,7 @@ from qcompile.backends.cuda.kernels.decode import decoded, prepared
 from qcompile.backends.cuda.kernels.linear import group_at, planes_of, vector, words_at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "start"])
 def rows(
     ids,
     codes,

@@ -1,0 +1,103 @@
+"""What is compiled ahead of time: launches of every kernel, in every tile of the table.
+
+Comes in: an architecture. Goes out: cases, each a launch that can be made without data.
+Always holds: a case calls the code that a graph calls; tiles are those that ``configs`` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from qcompile.backends.cuda import launch
+from qcompile.backends.cuda.coding import Coding
+from qcompile.backends.cuda.configs import Config, choose
+from qcompile.backends.cuda.layouts import DTYPES, LAYOUTS, coded
+from qcompile.backends.rules import name_of
+from qcompile.layout import Shape
+from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec
+
+LinearSpec = AffineSpec | LookupSpec | ScaledSpec
+# Rows of the input: one for every height of a tile.
+ROWS = (1, 16, 32, 64, 256)
+_SQUARE, _RAGGED = (4096, 4096), (4000, 4064)
+_NIBBLES = tuple(range(-8, 8))
+
+# By what kernels differ in: width, group, form. Names of formats say who has such weights.
+SPECS: dict[str, LinearSpec] = {
+    "w4 g128": AffineSpec(4, 128, "symmetric"),
+    "w4 g128 zero": AffineSpec(4, 128, "zero"),
+    "w4 g64": AffineSpec(4, 64, "symmetric"),
+    "w4 g32 q4_0": AffineSpec(4, 32, "symmetric"),
+    "w4 g32 zero": AffineSpec(4, 32, "zero"),
+    "w4 g32 offset q4_k": AffineSpec(4, 32, "offset"),
+    "w4 row": AffineSpec(4, 1 << 20, "symmetric"),
+    "w2 g64 zero": AffineSpec(2, 64, "zero"),
+    "w2 g16 offset q2_k": AffineSpec(2, 16, "offset"),
+    "w3 g128 zero": AffineSpec(3, 128, "zero"),
+    "w3 g16 q3_k": AffineSpec(3, 16, "symmetric"),
+    "w5 g32 offset q5_k": AffineSpec(5, 32, "offset"),
+    "w6 g16 q6_k": AffineSpec(6, 16, "symmetric"),
+    "w8 g128": AffineSpec(8, 128, "symmetric"),
+    "w8 g32 q8_0": AffineSpec(8, 32, "symmetric"),
+    "w8 row": AffineSpec(8, 1 << 20, "symmetric"),
+    "nf4 g64": LookupSpec(4, 64, _NIBBLES),
+    "mxfp4 g32 iq4_nl": LookupSpec(4, 32, _NIBBLES),
+    "nvfp4 g16": LookupSpec(4, 16, _NIBBLES),
+    "float8 row": ScaledSpec(torch.float8_e4m3fn, 1 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch.
+
+    Attributes:
+        name: of the spec.
+        spec: of the weight.
+        shape: of the weight.
+        rows: of the input.
+        dtype: of the input.
+    """
+
+    name: str
+    spec: LinearSpec
+    shape: Shape
+    rows: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        n, k = self.shape
+        size = "" if self.shape == _SQUARE else f" {n}x{k}"
+        return f"{self.name} {name_of(self.dtype)} M{self.rows}{size}"
+
+    @property
+    def coding(self) -> Coding:
+        """How the weight is coded."""
+        return coded(self.spec, self.shape)
+
+    def config(self, arch: str) -> Config:
+        """The tile on an architecture."""
+        return choose(arch, self.coding, *self.shape, self.rows)
+
+    def launch(self, arch: str) -> None:
+        """Launch on tensors without values."""
+        n, k = self.shape
+        x = torch.empty(self.rows, k, dtype=self.dtype)
+        parts = LAYOUTS[self.dtype].empty(replace(self.spec, scale=self.dtype), self.shape)
+        bias = torch.empty(n, dtype=self.dtype)
+        config = self.config(arch)
+        launch.linear(x, parts, self.coding, self.shape, bias, config, asm=True)
+
+
+def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case]:
+    """Every case."""
+    for dtype in dtypes:
+        for name, spec in SPECS.items():
+            for rows in ROWS:
+                yield Case(name, spec, _SQUARE, rows, dtype)
+        for name in ("w4 g128", "w4 g32 offset q4_k"):
+            for rows in ROWS:
+                yield Case(name, SPECS[name], _RAGGED, rows, dtype)
