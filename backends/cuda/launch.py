@@ -44,7 +44,7 @@ def coding_constants(coding: Coding) -> dict[str, Any]:
 def linear_constants(
     coding: Coding, config: Config, shape: Shape, bias: bool, asm: bool
 ) -> dict[str, Any]:
-    """The constants of ``kernels.linear.linear``."""
+    """The constants of ``jit.linear.linear``."""
     n, k = shape
     return {
         "BM": config.rows,
@@ -70,7 +70,7 @@ def linear(
     asm: bool,
 ) -> torch.Tensor:
     """``x [M, K]``, columns in the stored order, times a planar weight ``[N, K]``."""
-    from qcompile.backends.cuda.kernels.linear import linear as kernel
+    from qcompile.backends.cuda.jit.linear import linear as kernel
 
     (m, _), (n, k) = x.shape, shape
     split = config.parts > 1
@@ -102,7 +102,7 @@ def linear(
 
 def _reduced(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Add parts ``[P, M, N]`` into ``y [M, N]``."""
-    from qcompile.backends.cuda.kernels.linear import reduce_parts
+    from qcompile.backends.cuda.jit.linear import reduce_parts
 
     count, m, n = parts.shape
     reduce_parts[(-(-n // REDUCED), m)](
@@ -128,7 +128,7 @@ def rows(
     asm: bool,
 ) -> torch.Tensor:
     """Rows of a planar weight ``[N, K]`` as floats: a run of them, or those an index names."""
-    from qcompile.backends.cuda.kernels.rows import rows as kernel
+    from qcompile.backends.cuda.jit.rows import rows as kernel
 
     (n, k), count = shape, len(wanted)
     scale, gather = parts["scale"], isinstance(wanted, torch.Tensor)
@@ -153,7 +153,7 @@ def rows(
 
 
 def rows_constants(coding: Coding, gather: bool, asm: bool) -> dict[str, Any]:
-    """The constants of ``kernels.rows.rows``."""
+    """The constants of ``jit.rows.rows``."""
     return {
         "BR": GATHERED if gather else DECODED,
         "GATHER": gather,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qcompile.backends.cuda.kernels.decode import decoded, prepared
+from qcompile.backends.cuda.jit.decode import decoded, prepared
 
 
 @triton.constexpr_function

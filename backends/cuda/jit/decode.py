@@ -4,8 +4,8 @@ Comes in: words of a block as loaded, a plane's number, the coding as constants.
 codes stand for before scaling, exactly, as float16 or bfloat16.
 Always holds: integers up to 256 in size and floats of 8 bits are exact in both.
 
-``KIND`` is 0 for codes, 1 for a table, 2 for floats of 8 bits, 3 for twice floats of 4 bits. ``FORM`` is 0 for *symmetric*, 1 for
-*zero*, 2 for *offset*, whose codes come out as they are.
+``KIND`` is 0 for codes, 1 for a table, 2 for floats of 8 bits, 3 for twice floats of 4 bits.
+``FORM`` is 0 for *symmetric*, 1 for *zero*, 2 for *offset*, whose codes come out as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qcompile.backends.cuda.kernels.bits import (
+from qcompile.backends.cuda.jit.bits import (
     field,
     is_bfloat16,
     magic,
@@ -22,7 +22,7 @@ from qcompile.backends.cuda.kernels.bits import (
     offset_of,
     shift_of,
 )
-from qcompile.backends.cuda.kernels.bytes import byte, looked_up, narrow_float, table_byte
+from qcompile.backends.cuda.jit.bytes import byte, looked_up, narrow_float, table_byte
 
 
 @triton.jit

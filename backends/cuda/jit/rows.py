@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qcompile.backends.cuda.kernels.decode import decoded, prepared
-from qcompile.backends.cuda.kernels.linear import group_at, planes_of, vector, words_at
+from qcompile.backends.cuda.jit.decode import decoded, prepared
+from qcompile.backends.cuda.jit.linear import group_at, planes_of, vector, words_at
 
 
 @triton.jit(do_not_specialize=["R", "start"])
