@@ -42,7 +42,11 @@ def kernel(dtype: torch.dtype) -> Kernel:
 
 
 def layer(
-    up: Spec, down: Spec, roles: tuple[Role, ...] = ("gate", "up"), inner: int = INNER
+    up: Spec,
+    down: Spec,
+    roles: tuple[Role, ...] = ("gate", "up"),
+    inner: int = INNER,
+    hidden: int = HIDDEN,
 ) -> WeightRef:
     """All experts of a layer, with values small enough for products of them."""
 
@@ -62,9 +66,9 @@ def layer(
     rows = {"gate": inner, "up": inner, "gate_up": 2 * inner}
     stacks = []
     for i, role in enumerate(roles):
-        members = [member(up, rows[role], HIDDEN, 10 * i + e) for e in range(COUNT)]
+        members = [member(up, rows[role], hidden, 10 * i + e) for e in range(COUNT)]
         stacks.append(stack_experts(role, {role: members}, "here"))
-    members = [member(down, HIDDEN, inner, 100 + e) for e in range(COUNT)]
+    members = [member(down, hidden, inner, 100 + e) for e in range(COUNT)]
     return join_roles("layer", [*stacks, stack_experts("down", {"down": members}, "here")])
 
 
@@ -85,18 +89,24 @@ def answer(dtype: torch.dtype, weight: WeightRef, text: str = GATED) -> Accept |
     return made.accepts(ExpertsSite("experts", routed, True, text), TARGET)
 
 
-def case(dtype: torch.dtype, tokens: int, skip: int | None = None) -> dict[str, Any]:
+def case(
+    dtype: torch.dtype,
+    tokens: int,
+    skip: int | None = None,
+    inner: int = INNER,
+    hidden: int = HIDDEN,
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(tokens)
     scores = torch.rand(tokens, COUNT, generator=generator)
     if skip is not None:
         scores[:, skip] = -1
     chosen = scores.softmax(-1).topk(2)
     return {
-        "x": torch.randn(tokens, HIDDEN, generator=generator).to(dtype),
+        "x": torch.randn(tokens, hidden, generator=generator).to(dtype),
         "ids": chosen.indices,
         "shares": chosen.values,
-        "up_bias": torch.randn(COUNT, 2 * INNER, generator=generator).to(dtype),
-        "down_bias": torch.randn(COUNT, HIDDEN, generator=generator).to(dtype),
+        "up_bias": torch.randn(COUNT, 2 * inner, generator=generator).to(dtype),
+        "down_bias": torch.randn(COUNT, hidden, generator=generator).to(dtype),
     }
 
 

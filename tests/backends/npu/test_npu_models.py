@@ -62,7 +62,7 @@ def kernels(made: Any) -> list[str]:
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256, -1])
 @pytest.mark.parametrize("sym", [True, False])
-def test_groups_of_any_multiple_of_32(tmp_path: Path, group: int, sym: bool) -> None:
+def test_b103_groups_of_any_multiple_of_32(tmp_path: Path, group: int, sym: bool) -> None:
     """256 is refused elsewhere at run time; K and -1 are handed on as they are."""
     size = (64, 512) if group == 256 else (64, 256)
     layers = {"0": gptq(*size, Gptq(4, group, sym=sym, bias=True))}
@@ -91,18 +91,18 @@ def test_awq(tmp_path: Path) -> None:
     assert [edge.name for edge in first.route.edges] == ["awq -> npu.int4.kn.bfloat16"]
 
 
-def test_eight_bits_by_groups_go_out_as_int8(tmp_path: Path) -> None:
+def test_b105_eight_bits_by_groups_go_out_as_int8(tmp_path: Path) -> None:
     made = check(tmp_path / "ct", pairs(pack_quantized, Compressed(8, 32, True, bias=True)))
     assert kernels(made) == ["npu.linear_int8"] * 2
 
 
-def test_an_asymmetric_weight_passes_its_offset(tmp_path: Path) -> None:
+def test_b105_an_asymmetric_weight_passes_its_offset(tmp_path: Path) -> None:
     made = check(tmp_path / "ct", pairs(pack_quantized, Compressed(4, 32, False, bias=True)))
     [first, _] = made.qcompile.plan.entries
     assert "offset" in made.qcompile.packed(first).parts
 
 
-def test_w8a8_takes_float32_scales_whatever_the_activations(tmp_path: Path) -> None:
+def test_b107_w8a8_takes_float32_scales_whatever_the_activations(tmp_path: Path) -> None:
     what = Compressed(8, -1, True, scale="BF16", bias=True, activations=True)
     layers = pairs(int_quantized, what)
     write_folder(tmp_path / "ct", layers)
