@@ -13,6 +13,7 @@ from support.zoo import Entry, folder_entry, gemma, relative_l2, zoo_entry
 from torch import nn
 
 import qcompile
+from qcompile.backends import npu
 from qcompile.backends.npu import emulator, emulator_experts
 from qcompile.plans import Plan
 from qcompile.schemes import open_checkpoint
@@ -45,6 +46,17 @@ BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 5e-3}
 REASONS = (
     "a multiple of 32 from 32 to K - 1; the group is 8",
     "no edge leads from scaled (float8_e4m3fn",
+)
+# What a refusal quotes: a rule of the operator, or what the layout or the checkpoint demands.
+RULES = (
+    "npu_weight_quant_batchmatmul: ",
+    "no edge leads from ",
+    "codes of ",
+    "values of a table need 8 bits",
+    "need not be doubled",
+    "for groups of a multiple of 16 that divides K",
+    "the checkpoint wants activations",
+    "columns permuted (act-order)",
 )
 REFUSED = {"gguf-potpourri": 1, "ct-fp8-dynamic": 28}
 # Tokens from which on texts differ in bfloat16, where the plain model's two best logits are less
@@ -109,13 +121,18 @@ def check_reasons(plan: Plan, refused: int) -> None:
     """Every site has its verdicts, and every refusal a reason with a number or a fact."""
     assert sum(entry.dequantize for entry in plan.entries) == refused
     for entry in plan.entries:
-        assert entry.verdicts
-        assert all(verdict.text for verdict in entry.verdicts)
-        if not entry.dequantize:
-            assert entry.kernel is not None
-            continue
+        asked = [kernel.name for kernel in npu.KERNELS if kernel.kind == entry.site.kind]
+        assert [verdict.kernel for verdict in entry.verdicts] == asked
         said = plan.explain(entry.site.name)
-        assert any(reason in said for reason in REASONS), said
+        for verdict in entry.verdicts:
+            assert verdict.text in said
+            taken = verdict.cost is not None
+            assert taken or any(rule in verdict.text for rule in RULES), verdict.text
+        if entry.dequantize:
+            assert any(reason in said for reason in REASONS), said
+        else:
+            assert entry.kernel is not None
+            assert f"[x] {entry.kernel.name}" in said
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -223,7 +240,8 @@ def test_requantized_weights_are_measured_and_verified() -> None:
 
 
 def test_the_demo_model_stays_small() -> None:
-    plan = qcompile.plan(gemma(), device=DEVICE, on_unsupported="dequantize")
+    plan = qcompile.plan(gemma(), device=DEVICE)
+    assert not plan.refused
     assert plan.bytes_after <= 0.6 * plan.bytes_as_halves
     assert f"{plan.bytes_after / plan.bytes_as_halves:.0%} of 16-bit floats" in str(plan)
     assert "in 5 runs of outputs" in plan.explain("lm_head")

@@ -8,12 +8,14 @@ checks the rules again on what it is given, and computes with the backend's emul
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from typing import Any
 
 import pytest
 import torch
-from support.lowered import emulate, emulated_call
+from support.lowered import emulate, emulated_call, relative
+from support.npu_mutations import MUTATIONS, right_graph
 from support.weights import random_weight
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -193,6 +195,24 @@ def test_what_the_package_lets_through_is_refused_by_the_rules() -> None:
     with pytest.raises(RuntimeError, match="161002"):
         OPS.npu_weight_quant_batchmatmul(**{**moved, "weight": away(turned).t()})
     assert "transposed exactly when weight is" in str(LOG.error)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_wrong_emission_is_caught_here_too(name: str) -> None:
+    mutation = MUTATIONS[name]
+    graph, x, expected, bound = right_graph(mutation.kind)
+    graph = graph.to("npu")
+    assert relative(graph(away(x)).cpu(), expected) <= bound
+    mutation.apply(graph)
+    graph.recompile()
+    # A device does not know where indices come from: there the wrong mode shows in the result.
+    if mutation.says is None or "drop_pad_mode" in mutation.says:
+        assert relative(graph(away(x)).cpu(), expected) > 100 * bound
+        return
+    with pytest.raises(RuntimeError):
+        graph(away(x))
+    # The package itself refuses some; the others its host code hands on, and the rules refuse.
+    assert LOG.error is None or re.search(mutation.says, str(LOG.error))
 
 
 def test_the_packer_drops_a_third_dimension_without_a_word() -> None:

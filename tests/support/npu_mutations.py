@@ -13,7 +13,36 @@ from typing import Any
 import torch
 from torch import fx
 
+from qcompile.backends import npu
+from qcompile.edge import find_route
+from qcompile.spec import AffineSpec
+from support.lowered import emulated_call
+from support.npu_experts import HALF, case, documented, kernel, layer, lowered, packed_for
+from support.weights import random_weight
+
 _ATEN = torch.ops.aten
+
+
+FOUR = AffineSpec(4, 32, "zero", HALF)
+
+
+def right_graph(kind: str) -> tuple[fx.GraphModule, torch.Tensor, torch.Tensor, float]:
+    """A kernel's graph, an input, the result that is due, and how far it may be off."""
+    torch.manual_seed(0)
+    if kind == "experts":
+        weight, given = layer(FOUR, FOUR), case(HALF, 9)
+        graph = lowered(HALF, packed_for(HALF, weight), given)
+        bound = kernel(HALF).tolerance.relative_l2
+        return graph, given["x"], documented(weight, given), bound
+    name = "npu.linear_int4" if kind == "plain" else "npu.linear_int4_t"
+    made = next(k for k in npu.kernels(HALF) if k.name == name)
+    stored, x = random_weight(FOUR, 48, 96), torch.randn(5, 96).half()
+    assert made.layout is not None
+    route = find_route(stored.layout, stored.spec, made.layout)
+    assert route is not None
+    graph = emulated_call(made, route.apply(stored), None, x)
+    expected = x.double() @ stored.dequantize().double().T
+    return graph, x, expected, made.tolerance.relative_l2
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,10 @@ class Mutation:
 
 def _call(graph: fx.GraphModule, name: str) -> fx.Node:
     """The first call of a vendor's operator in a graph."""
-    return next(n for n in graph.graph.nodes if str(n.target) == f"npu.npu_{name}.default")
+    wanted = f"npu.npu_{name}.default"
+    [node, *_] = [n for n in graph.graph.nodes if str(n.target) == wanted]
+    assert isinstance(node, fx.Node)
+    return node
 
 
 def _product(graph: fx.GraphModule) -> fx.Node:
@@ -56,6 +88,18 @@ def _before(place: int, *call: Any) -> Callable[[fx.GraphModule], None]:
     return lambda graph: _wrapped(graph, place, *call)
 
 
+def _negated(graph: fx.GraphModule) -> None:
+    """The offset as it lies in memory."""
+    part = _product(graph).args[3]
+    assert isinstance(part, fx.Node)
+    while part.op != "get_attr":
+        [part] = part.all_input_nodes
+    with graph.graph.inserting_after(part):
+        new = graph.graph.call_function(_ATEN.mul.Tensor, (part, -1.0))
+    part.replace_all_uses_with(new)
+    new.update_arg(0, part)
+
+
 def _named(call: str, name: str, value: Any) -> Callable[[fx.GraphModule], None]:
     return lambda graph: _call(graph, call).update_kwarg(name, value)
 
@@ -66,8 +110,8 @@ def _untransposed(place: int) -> Callable[[fx.GraphModule], None]:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "sign of the offset": Mutation("plain", _before(3, _ATEN.neg.default), None),
-    "sign of the offset, transposed": Mutation("turned", _before(3, _ATEN.neg.default), None),
+    "sign of the offset": Mutation("plain", _negated, None),
+    "sign of the offset, transposed": Mutation("turned", _negated, None),
     "shape of the offset": Mutation(
         "plain", _before(3, _ATEN.slice.Tensor, 0, 0, 1), "dtype and the shape of scale"
     ),

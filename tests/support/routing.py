@@ -24,7 +24,7 @@ from qcompile.backends import npu
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, choices: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.choices = choices
 
     def __torch_dispatch__(
