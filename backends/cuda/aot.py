@@ -14,21 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from qcompile.backends.cuda.ahead import Binary, compiling
+from qcompile.backends.cuda.configs import SHARED, Config
 from qcompile.backends.cuda.sass import MATRIX, Figures, figures
-from qcompile.backends.cuda.shipped import Case
-from qcompile.backends.rules import Rule, name_of, unless
+from qcompile.backends.cuda.shipped import Case, RowsCase
+from qcompile.backends.rules import Rule, unless
 
 ARCHITECTURES = ("sm80", "sm89", "sm90", "sm100")
-# Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities).
-SHARED = {
-    "sm80": 163 << 10,
-    "sm86": 99 << 10,
-    "sm89": 99 << 10,
-    "sm90": 227 << 10,
-    "sm100": 227 << 10,
-    "sm120": 99 << 10,
-}
 SMALL = 32  # rows of a tile up to which reading weights is what takes the time
 _LANES = 32
 _COPIED = 16  # bytes
@@ -43,55 +37,55 @@ class Row:
     Attributes:
         case: what was launched.
         arch: for which architecture.
-        binary: the product's kernel.
+        binary: of the first kernel of the launch.
         figures: of the binary.
     """
 
-    case: Case
+    case: Case | RowsCase
     arch: str
     binary: Binary
     figures: Figures
 
     @property
-    def small(self) -> bool:
-        """Whether a tile has few rows of input."""
-        return self.case.config(self.arch).rows <= SMALL
-
-    @property
-    def weights(self) -> float:
-        """Weights that one turn of the main loop reads."""
-        config = self.case.config(self.arch)
-        return config.outputs * self.case.coding.block * self.turns
+    def tile(self) -> Config | None:
+        """The tile of a product, None for what multiplies nothing."""
+        return self.case.tile(self.arch)
 
     @property
     def turns(self) -> float:
         """Blocks of K in one turn of the main loop; more than one where it was unrolled."""
-        config, counts = self.case.config(self.arch), self.figures.counts()
+        tile, counts = self.tile, self.figures.counts()
         kind = next((kind for kind in MATRIX if counts[kind]), None)
-        if kind is None:
+        if tile is None or kind is None:
             return 0.0
         weights, rows = _PRODUCTS[kind]
-        by = {"HMMA": config.warps, "HGMMA": config.warps // 4, "UTCMMA": 1}[kind]
-        tile = config.outputs * self.case.coding.block * max(1, config.rows // rows)
-        return counts[kind] * weights * by / tile
+        by = {"HMMA": tile.warps, "HGMMA": tile.warps // 4, "UTCMMA": 1}[kind]
+        block = tile.outputs * self.case.coding.block * max(1, tile.rows // rows)
+        return counts[kind] * weights * by / block
+
+    @property
+    def weights(self) -> float:
+        """Weights that one turn of the main loop reads."""
+        return 0.0 if self.tile is None else self.tile.outputs * self.case.coding.block * self.turns
 
     @property
     def per_weight(self) -> float:
         """Instructions for each weight."""
-        threads = self.case.config(self.arch).warps * _LANES
-        return len(self.figures.loop) * threads / self.weights if self.turns else 0.0
+        if self.tile is None or not self.turns:
+            return 0.0
+        return len(self.figures.loop) * self.tile.warps * _LANES / self.weights
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON."""
-        config, found = self.case.config(self.arch), self.figures
+        found, tile = self.figures, self.tile
+        shape = "" if tile is None else f"{tile.rows}x{tile.outputs}x{self.case.coding.block}"
         return {
             "case": str(self.case),
             "arch": self.arch,
-            "dtype": name_of(self.case.dtype),
-            "tile": f"{config.rows}x{config.outputs}x{self.case.coding.block}",
-            "warps": config.warps,
-            "stages": config.stages,
-            "parts": config.parts,
+            "tile": shape,
+            "warps": self.binary.warps,
+            "stages": 0 if tile is None else tile.stages,
+            "parts": 1 if tile is None else tile.parts,
             "registers": found.registers,
             "stack": found.stack,
             "local": found.local,
@@ -114,14 +108,11 @@ def budget(row: Row) -> float | None:
     """
     coding = row.case.coding
     nibbles = coding.low == 4 and coding.high == 0 and coding.kind == "code"
-    if not (row.small and nibbles) or 0 < coding.group < 32:
+    if row.tile is None or row.tile.rows > SMALL or not nibbles or 0 < coding.group < 32:
         return None
-    base = 3.5 if coding.group == 32 else 2.8
-    return base + (0.6 if row.case.dtype.itemsize == 2 and _is_bfloat16(row) else 0.0)
-
-
-def _is_bfloat16(row: Row) -> bool:
-    return name_of(row.case.dtype) == "bfloat16"
+    # bfloat16 has fewer mantissa bits: each plane of a word needs a shift of its own.
+    more = 0.6 if row.case.dtype == torch.bfloat16 else 0.0
+    return (3.5 if coding.group == 32 else 2.8) + more
 
 
 def _spills(row: Row) -> str | None:
@@ -135,39 +126,39 @@ def _shared(row: Row) -> str | None:
 
 
 def _matrix(row: Row) -> str | None:
-    products = [one for one in row.figures.loop if one.kind in MATRIX]
-    if not products:
+    if row.tile is None:
+        return None
+    kinds = sorted({str(one.kind) for one in row.figures.loop if one.kind in MATRIX})
+    if not kinds:
         return "no matrix instruction in a loop"
-    if row.arch == "sm90" and row.case.config(row.arch).rows >= 64:
-        kinds = {one.kind for one in products}
-        return unless(kinds == {"HGMMA"}, f"{', '.join(sorted(map(str, kinds)))} in large tiles")
-    return None
+    whole = row.arch != "sm90" or row.tile.rows < 64 or kinds == ["HGMMA"]
+    return unless(whole, f"{', '.join(kinds)} in a tile of {row.tile.rows} rows on sm90")
 
 
 def _first_operand(row: Row) -> str | None:
     for one in row.figures.loop:
-        names = one.operands.split(",")
-        if one.kind == "HGMMA" and not names[1].strip().startswith("R"):
+        names = [name.strip() for name in one.operands.split(",")]
+        if one.kind == "HGMMA" and not names[1].startswith("R"):
             return f"{one.name} {one.operands}"
-        if one.kind == "UTCMMA" and not names[0].strip().startswith("tmem"):
+        if one.kind == "UTCMMA" and not names[0].startswith("tmem"):
             return f"{one.name} {one.operands}"
-    words = row.figures.counts()
-    if words["HMMA"] and not words["LDSM"]:
-        return "HMMA without LDSM"
-    return None
+    counts = row.figures.counts()
+    return unless(not counts["HMMA"] or counts["LDSM"] > 0, "HMMA without LDSM")
 
 
 def _conversions(row: Row) -> str | None:
     coding, count = row.case.coding, row.figures.count("I2F")
-    narrow = row.small and coding.low + coding.high == 4
+    narrow = row.tile is not None and row.tile.rows <= SMALL and coding.low + coding.high == 4
     return unless(not narrow or count == 0, f"{count} I2F in the main loop")
 
 
 def _copies(row: Row) -> str | None:
     """Copies of the input may be narrow: a tile of few rows has less than 16 bytes a thread."""
-    config, coding = row.case.config(row.arch), row.case.coding
+    if row.tile is None:
+        return None
+    coding = row.case.coding
     size = row.weights * (coding.low + coding.high) / 8
-    wanted = size / _COPIED / (config.warps * _LANES)
+    wanted = size / _COPIED / (row.tile.warps * _LANES)
     wide = sum(one.kind == "LDGSTS" and one.name.endswith(".128") for one in row.figures.loop)
     return unless(wide >= wanted, f"{wide} of {wanted:.0f} copies of weights have")
 
@@ -208,7 +199,7 @@ def violated(row: Row) -> list[str]:
 # **** compiling ****
 
 
-def compiled(case: Case, arch: str) -> Row:
+def compiled(case: Case | RowsCase, arch: str) -> Row:
     """Compile a case."""
     with compiling(arch) as binaries:
         case.launch(arch)
@@ -216,7 +207,7 @@ def compiled(case: Case, arch: str) -> Row:
     return Row(case, arch, first, figures(first.code))
 
 
-def table(cases: Sequence[Case], architectures: Sequence[str]) -> Iterator[Row]:
+def table(cases: Sequence[Case | RowsCase], architectures: Sequence[str]) -> Iterator[Row]:
     """Compile cases, one after the other."""
     for arch in architectures:
         for case in cases:

@@ -60,6 +60,7 @@ class Case:
         shape: of the weight.
         rows: of the input.
         dtype: of the input.
+        bias: whether one is added.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     shape: Shape
     rows: int
     dtype: torch.dtype
+    bias: bool = True
 
     def __str__(self) -> str:
         n, k = self.shape
@@ -78,7 +80,7 @@ class Case:
         """How the weight is coded."""
         return coded(self.spec, self.shape)
 
-    def config(self, arch: str) -> Config:
+    def tile(self, arch: str) -> Config | None:
         """The tile on an architecture."""
         return choose(arch, self.coding, *self.shape, self.rows)
 
@@ -86,18 +88,61 @@ class Case:
         """Launch on tensors without values."""
         n, k = self.shape
         x = torch.empty(self.rows, k, dtype=self.dtype)
-        parts = LAYOUTS[self.dtype].empty(replace(self.spec, scale=self.dtype), self.shape)
-        bias = torch.empty(n, dtype=self.dtype)
-        config = self.config(arch)
+        parts = _empty(self.spec, self.shape, self.dtype)
+        bias = torch.empty(n, dtype=self.dtype) if self.bias else None
+        config = choose(arch, self.coding, n, k, self.rows)
         launch.linear(x, parts, self.coding, self.shape, bias, config, asm=True)
 
 
-def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case]:
+@dataclass(frozen=True)
+class RowsCase:
+    """Rows of a weight as floats: those that ids name, or a run of all.
+
+    Attributes:
+        name: of the spec.
+        spec: of the weight.
+        shape: of the weight.
+        gather: whether ids name them.
+        dtype: of the result.
+    """
+
+    name: str
+    spec: LinearSpec
+    shape: Shape
+    gather: bool
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name} {name_of(self.dtype)} {'lookup' if self.gather else 'decode'}"
+
+    @property
+    def coding(self) -> Coding:
+        """How the weight is coded."""
+        return coded(self.spec, self.shape)
+
+    def tile(self, arch: str) -> Config | None:
+        """None: nothing is multiplied."""
+        return None
+
+    def launch(self, arch: str) -> None:
+        """Launch on tensors without values."""
+        parts = _empty(self.spec, self.shape, self.dtype)
+        wanted = torch.empty(8, dtype=torch.int64) if self.gather else range(self.shape[0])
+        launch.rows(parts, self.coding, self.shape, wanted, self.dtype, asm=True)
+
+
+def _empty(spec: LinearSpec, shape: Shape, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return LAYOUTS[dtype].empty(replace(spec, scale=dtype), shape)
+
+
+def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case | RowsCase]:
     """Every case."""
     for dtype in dtypes:
         for name, spec in SPECS.items():
             for rows in ROWS:
                 yield Case(name, spec, _SQUARE, rows, dtype)
+            for gather in (False, True):
+                yield RowsCase(name, spec, _SQUARE, gather, dtype)
         for name in ("w4 g128", "w4 g32 offset q4_k"):
             for rows in ROWS:
                 yield Case(name, SPECS[name], _RAGGED, rows, dtype)

@@ -47,15 +47,16 @@ def _rows(architectures: Sequence[str], only: str) -> Iterator[dict[str, Any]]:
 
     require_compiler()
     from qcompile.backends.cuda import aot
+    from qcompile.backends.cuda.configs import SHARED
     from qcompile.backends.cuda.shipped import shipped
 
     for arch in architectures:
-        if arch not in aot.SHARED:
+        if arch not in SHARED:
             raise OptionError(
                 f"--arch {arch}",
                 "unknown",
-                f"one of {', '.join(aot.SHARED)}",
-                f"name a known architecture{nearest(arch, aot.SHARED)}",
+                f"one of {', '.join(SHARED)}",
+                f"name a known architecture{nearest(arch, SHARED)}",
             )
     cases = [case for case in shipped() if only in str(case)]
     for row in aot.table(cases, architectures or aot.ARCHITECTURES):
