@@ -49,7 +49,8 @@ def plain(
 
 def in_pairs(low: Words, high: Words) -> Register:
     """Registers of two words each."""
-    return low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
+    pairs: Register = low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
+    return pairs
 
 
 def check(found: Register, low: Words, high: Words) -> None:
