@@ -84,7 +84,7 @@ def _head(plan: Plan, limit: int | None, paint: Paint) -> list[str]:
     facts = f"scheme {plan.scheme}  target {plan.target}  emitter {plan.emitter}"
     if limit is None or len(f"{source}  {facts}") <= limit:
         return [f"{paint('title', source)}  {facts}"]
-    return [paint("title", source), *_wrapped("  ", "  ", facts, limit)]
+    return [paint("title", source), *wrapped("  ", "  ", facts, limit)]
 
 
 # **** sites ****
@@ -223,12 +223,12 @@ def _remarks(plan: Plan, limit: int | None, paint: Paint) -> list[str]:
         refused = f"  {len(plan.refused)} of {len(plan.entries)} sites have no kernel:"
         lines.append(paint("bad", refused))
         for reason in refusals(plan.refused, plan.target):
-            lines += _wrapped("    ", "      ", one_line(reason), limit)
+            lines += wrapped("    ", "      ", one_line(reason), limit)
     lines += _rounded(plan)
     if plan.emulation:
-        lines += _wrapped("  ", "    ", plan.emulation, limit)
+        lines += wrapped("  ", "    ", plan.emulation, limit)
     for note in plan.notes:
-        lines += _wrapped("  ", "    ", f"note: {one_line(note)}", limit)
+        lines += wrapped("  ", "    ", f"note: {one_line(note)}", limit)
     return lines
 
 
@@ -242,7 +242,8 @@ def _rounded(plan: Plan) -> list[str]:
     return [f"  {len(rounded)} sites requantized to 8 bits: {worst}"]
 
 
-def _wrapped(first: str, rest: str, text: str, limit: int | None) -> list[str]:
+def wrapped(first: str, rest: str, text: str, limit: int | None) -> list[str]:
+    """A text with an indent for its first line and one for the rest, cut at a width."""
     if limit is None:
         return [first + text]
     return textwrap.wrap(text, limit, initial_indent=first, subsequent_indent=rest)

@@ -22,6 +22,7 @@ from torch import nn
 from torch._dynamo import config
 
 import qcompile
+from qcompile.bench.models import decoded_model
 from qcompile.schemes import Checkpoint, open_checkpoint
 
 _PROMPT = "The history of the steam engine begins"
@@ -75,14 +76,7 @@ def main() -> None:
 
 def dequantized(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     """The plain Hugging Face model with every weight decoded to ``dtype``, compiled by torch."""
-    model, _ = checkpoint.build(dtype)
-    shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
-    for name, weight in checkpoint.catalogue(shapes).items():
-        path, _, key = name.rpartition(".")
-        values = nn.Parameter(weight.dequantize().to(dtype), requires_grad=False)
-        setattr(model.get_submodule(path), key, values)
-        weight.release()
-    model.tie_weights()  # type: ignore[operator]
+    model, _ = decoded_model(checkpoint, dtype)
     model.forward = torch.compile(model.forward)
     return model
 

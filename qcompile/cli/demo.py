@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qcompile.cache import cache_folder
-from qcompile.cli.generate import generate, say
+from qcompile.cli.generate import generate
+from qcompile.cli.screen import say
 from qcompile.errors import SchemeError
 
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

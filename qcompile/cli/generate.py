@@ -1,12 +1,13 @@
 """``qcompile generate``: load, plan, pack, compile, and stream text.
 
-Comes in: a checkpoint and a prompt. Goes out: the continuation on stdout, everything else on
-stderr. Always holds: times are of the same run; compiling is not counted as prefill or decode.
+Comes in: a checkpoint and a prompt. Goes out: the continuation, or JSON, on stdout, everything else
+on stderr. Always holds: times are of the same run; compiling is not counted as prefill or decode.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ import torch
 from tqdm import tqdm
 
 import qcompile
+from qcompile.cli.screen import say, width
 from qcompile.errors import OptionError, nearest
-from qcompile.visible import visible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,7 +47,7 @@ class Bar:
 
 @dataclass
 class Clock:
-    """A streamer for ``generate`` that prints text and notes when each token came."""
+    """A streamer for ``generate`` that notes when each token came, and prints text if it can."""
 
     text: Any
     times: list[float] = field(default_factory=list)
@@ -54,11 +55,13 @@ class Clock:
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt first, then token after token."""
         self.times.append(time.perf_counter())
-        self.text.put(value)
+        if self.text is not None:
+            self.text.put(value)
 
     def end(self) -> None:
         """Flush the text."""
-        self.text.end()
+        if self.text is not None:
+            self.text.end()
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
@@ -69,7 +72,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
 def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> None:
     """Load a checkpoint, say what was planned, generate, say how fast."""
-    dtype = _dtype(arguments.dtype)
+    dtype = dtype_of(arguments.dtype)
     if arguments.tokens < 1:
         raise OptionError("--tokens", str(arguments.tokens), "1 or more", "ask for some tokens")
     bar = Bar()
@@ -87,7 +90,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
     )
     loaded = time.perf_counter() - begin - bar.seconds
     session: Any = model.qcompile
-    say(str(session.plan))
+    say(session.plan.text(width(sys.stderr)))
     if arguments.verify:
         say(f"verified {len(session.verification)} sites; worst: {session.verification[0]}")
     ids = _tokens(tokenizer, prompt)
@@ -95,13 +98,18 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
     packed_before, begin = bar.seconds, time.perf_counter()
     _run(model, ids, 3, None)
     compiled = time.perf_counter() - begin - (bar.seconds - packed_before)
-    clock = _stream(model, tokenizer, ids, prompt, arguments.tokens)
-    say(_report(clock, ids.shape[1], loaded, bar.seconds, compiled, session.compiles))
-
-
-def say(text: str) -> None:
-    """Print to stderr, so that stdout holds the generated text alone."""
-    print(visible(text), file=sys.stderr, flush=True)
+    clock, made = _stream(model, tokenizer, ids, prompt, arguments)
+    report = Report(clock, ids.shape[1], loaded, bar.seconds, compiled, session.compiles)
+    say(report.text)
+    if arguments.json:
+        text = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        facts = {
+            "file": str(path),
+            "prompt": prompt,
+            "text": text,
+            "target": str(session.plan.target),
+        }
+        print(json.dumps(facts | {"emitter": session.plan.emitter} | report.facts, indent=2))
 
 
 def peak_memory() -> int:
@@ -112,7 +120,8 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _dtype(name: str | None) -> torch.dtype | None:
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """The dtype that an option names. Raises OptionError for an unknown one."""
     if name is None:
         return None
     if name not in DTYPES:
@@ -150,29 +159,69 @@ def _run(model: Any, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> 
     )
 
 
-def _stream(model: Any, tokenizer: Any, ids: torch.Tensor, prompt: str, tokens: int) -> Clock:
+def _stream(
+    model: Any, tokenizer: Any, ids: torch.Tensor, prompt: str, arguments: argparse.Namespace
+) -> tuple[Clock, torch.Tensor]:
+    """Generate, printing text as it comes unless JSON was asked for; times and all ids."""
     from transformers import TextStreamer
 
-    print(prompt, end="", flush=True)
-    clock = Clock(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+    text = None
+    if not arguments.json:
+        print(prompt, end="", flush=True)
+        text = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    clock = Clock(text)
     clock.times.append(time.perf_counter())
-    _run(model, ids, tokens, clock)
-    return clock
+    return clock, _run(model, ids, arguments.tokens, clock)
 
 
-def _report(
-    clock: Clock, prompt: int, loaded: float, packed: float, compiled: float, graphs: int
-) -> str:
-    # times: start, prompt handed over, first token, second token, ...
-    begin, first, last = clock.times[0], clock.times[2], clock.times[-1]
-    made = len(clock.times) - 3
-    decode = f"{made / (last - first):.1f} tokens/s" if made else "one token only"
-    return "\n".join(
-        [
-            f"load     {loaded:.2f} s, packing {packed:.2f} s, compiling {compiled:.1f} s"
-            f" ({graphs} graphs)",
-            f"prefill  {prompt / (first - begin):.1f} tokens/s ({prompt} tokens)",
-            f"decode   {decode} ({made + 1} tokens)",
-            f"memory   {peak_memory() / 2**20:.0f} MiB at the peak",
-        ]
-    )
+@dataclass(frozen=True)
+class Report:
+    """How long each part of a run took.
+
+    Attributes:
+        clock: when each token came.
+        prompt: tokens of the prompt.
+        loaded, packed, compiled: seconds.
+        graphs: graphs that were compiled.
+    """
+
+    clock: Clock
+    prompt: int
+    loaded: float
+    packed: float
+    compiled: float
+    graphs: int
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What was measured, as values that JSON has."""
+        # times: start, prompt handed over, first token, second token, ...
+        begin, first, last = self.clock.times[0], self.clock.times[2], self.clock.times[-1]
+        more = len(self.clock.times) - 3
+        return {
+            "load_seconds": self.loaded,
+            "pack_seconds": self.packed,
+            "compile_seconds": self.compiled,
+            "graphs": self.graphs,
+            "prompt_tokens": self.prompt,
+            "tokens": more + 1,
+            "prefill_tokens_a_second": self.prompt / (first - begin),
+            "decode_tokens_a_second": more / (last - first) if more else None,
+            "peak_bytes": peak_memory(),
+        }
+
+    @property
+    def text(self) -> str:
+        """The same in four lines."""
+        facts: dict[str, Any] = self.facts
+        rate = facts["decode_tokens_a_second"]
+        decode = "one token only" if rate is None else f"{rate:.1f} tokens/s"
+        return "\n".join(
+            [
+                f"load     {self.loaded:.2f} s, packing {self.packed:.2f} s,"
+                f" compiling {self.compiled:.1f} s ({self.graphs} graphs)",
+                f"prefill  {facts['prefill_tokens_a_second']:.1f} tokens/s ({self.prompt} tokens)",
+                f"decode   {decode} ({facts['tokens']} tokens)",
+                f"memory   {facts['peak_bytes'] / 2**20:.0f} MiB at the peak",
+            ]
+        )
