@@ -71,6 +71,20 @@ def test_b103_groups_of_any_multiple_of_32(tmp_path: Path, group: int, sym: bool
     assert kernels(made) == ["npu.linear_int4_t" if by_channel else "npu.linear_int4"]
 
 
+@pytest.mark.parametrize(("bits", "order"), [(2, "trivial"), (4, "permuted")])
+@pytest.mark.parametrize("sym", [True, False])
+def test_groups_of_16_are_doubled(tmp_path: Path, bits: int, order: Any, sym: bool) -> None:
+    layers = {"0": gptq(64, 256, Gptq(bits, 16, sym=sym, order=order, bias=True))}
+    made = check(tmp_path / "gptq", layers, brain=True)
+    assert kernels(made) == ["npu.linear_int4x2"]
+
+
+def test_what_cannot_be_doubled_goes_by_policy(tmp_path: Path) -> None:
+    layers = {"0": gptq(64, 256, Gptq(8, 16, sym=True, bias=True))}
+    with pytest.raises(PlanError, match="multiple of 32"):
+        check(tmp_path / "gptq", layers)
+
+
 @pytest.mark.parametrize(("bits", "sym"), itertools.product((2, 3, 4, 8), (True, False)))
 def test_every_width_of_gptq(tmp_path: Path, bits: int, sym: bool) -> None:
     """Asymmetric zero points with the right sign; three bits across words; v1's minus one."""
