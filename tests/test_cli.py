@@ -225,6 +225,20 @@ def test_generate_streams_and_renders_no_template(
         assert f"\n{word} " in said.err
 
 
+def test_generate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--prompt", "Once", "--tokens", "4", "--emitter", "eager")
+    assert main(["generate", str(FILE), *options]) == 0
+    streamed = capsys.readouterr().out
+    assert main(["generate", str(FILE), *options, "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert streamed.rstrip("\n") == (found["prompt"] + found["text"]).rstrip("\n")
+    assert (found["tokens"], found["emitter"], found["prompt"]) == (4, "eager", "Once")
+    assert found["decode_tokens_a_second"] > 0
+    assert found["peak_bytes"] > 1 << 20
+    assert "\ndecode   " in said.err
+
+
 def test_what_a_file_says_reaches_the_terminal_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

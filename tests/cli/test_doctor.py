@@ -14,9 +14,9 @@ import pytest
 from support.zoo import DATA, ROOT
 
 from qcompile import backends, schemes
-from qcompile.backends.cpu import build
-from qcompile.cli import doctor, main, survey
-from qcompile.cli.survey import Package, packages, variant_of
+from qcompile.backends.cpu import build, probe
+from qcompile.cli import doctor, main
+from qcompile.cli.survey import Package, packages
 from qcompile.target import ARCHITECTURES
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_library_is_the_one_that_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    if build.find_compiler() is None:
+    if probe.find_compiler() is None:
         pytest.skip("no C++ compiler")
     path = build.load_library()
     native = facts(capsys)["native"]
@@ -73,34 +73,16 @@ def test_without_a_compiler_it_says_what_that_costs(
     assert plan["emitter"] == "eager"
 
 
-WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "amx_int8")
-FULL = frozenset({"avx2", "fma", "f16c", *WIDE})
-
-
-@pytest.mark.parametrize(
-    ("flags", "asked", "variant"),
-    [
-        (FULL, "", "avx512"),
-        (FULL, "avx2", "avx2"),
-        (FULL, "generic", "generic"),
-        (FULL - {"avx512bw"}, "", "avx2"),
-        (FULL - {"fma"}, "avx2", "generic"),
-        (frozenset({"asimd"}), "", "generic"),
-    ],
-)
-def test_variants(flags: frozenset[str], asked: str, variant: str) -> None:
-    found, features = variant_of(flags, asked)
-    assert found == variant
-    assert {"avx512f", "avx2"} & set(features) == {"avx512f", "avx2"} & flags
-
-
-def test_variants_are_those_of_the_library() -> None:
-    asked = survey._asked_for()
-    assert [name for name, _ in asked] == ["avx512", "avx2"]
-    for name, wants in asked:
-        assert {"avx512": "avx512f", "avx2": "fma"}[name] in wants
-        source = f"kernels_{name}.cpp"
-        assert {f"-m{feature}" for feature in wants} <= {"-mavx2", *build._EXTRA[source]}
+@pytest.mark.parametrize("asked", ["generic", "avx2", ""])
+def test_the_variant_is_the_one_that_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("QCOMPILE_CPU_ISA", asked)
+    found = facts(capsys)["native"]
+    assert isinstance(found, dict)
+    assert found["variant"] == probe.variant()
+    assert asked != "generic" or found["variant"] == "generic"
+    assert set(found["features"]) <= probe.cpu_flags()
 
 
 def test_every_extra_has_its_packages_and_its_costs() -> None:
@@ -162,7 +144,7 @@ def test_problems_are_told_and_make_the_exit_code_1(
     def broken(kind: str) -> backends.Backend:
         raise ImportError(f"no {kind}")
 
-    monkeypatch.setattr(survey.backends, "load", broken)
+    monkeypatch.setattr("qcompile.backends.load", broken)
     problems = facts(capsys, code=1)["problems"]
     assert isinstance(problems, list)
     assert len(problems) == 5
