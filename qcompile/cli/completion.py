@@ -37,7 +37,9 @@ def run_completion(arguments: argparse.Namespace) -> int:
         if action.dest in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.dest in _words():
-            action.choices = _words()[action.dest]
+            # In zsh a bare colon would end the list.
+            colon = "\\:" if arguments.shell == "zsh" else ":"
+            action.choices = [word.replace(":", colon) for word in _words()[action.dest]]
     print(shtab.complete(made, shell=arguments.shell))
     return 0
 
