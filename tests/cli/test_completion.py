@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -111,3 +112,9 @@ def test_every_command_that_tells_facts_has_json() -> None:
     [found] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
     without = {n for n, c in found.choices.items() if "--json" not in c._option_string_actions}
     assert without == {"completion"}
+
+
+def test_the_documentation_lists_every_command() -> None:
+    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `qcompile (\w+)", text, re.MULTILINE)
+    assert set(found) == set(COMMANDS)
