@@ -52,11 +52,11 @@ def stored(name: str, folder: Path) -> tuple[Path, nn.Module]:
 def test_every_architecture_without_rounding(name: str, tmp_path: Path) -> None:
     """Four, five and eight bits by groups, tables, biases, and functions other than silu."""
     path, expected = stored(name, tmp_path)
-    check(load(path, device=DEVICE, emulate="float32"), expected, 1e-3, 1, 7, 64)
+    check(load(path, device=DEVICE, emulate="float32"), expected, 1e-3, 7, 64)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
-def test_architectures_in_float16(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gpt-oss"])
+def test_an_architecture_in_float16(name: str, tmp_path: Path) -> None:
     path, expected = stored(name, tmp_path)
     torch._dynamo.reset()
     made: Any = qcompile.optimize(
