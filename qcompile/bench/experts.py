@@ -49,14 +49,14 @@ def main() -> None:
     [kernel] = [k for k in backend.KERNELS if k.name == "cpu.panel_experts"]
     ours: dict[str, Call] = {}
     for name, spec in SPECS.items():
-        weight = _weight(spec)
+        weight = layer_weight(spec, EXPERTS, HIDDEN, INNER)
         route = find_route(weight.layout, weight.spec, str(kernel.layout))
         assert route is not None
         before = _peak_from_here()
         packed = pack(weight, route)
         grown = (_resident("VmHWM") - before) / packed.nbytes
         print(f"packing {name}: {packed.nbytes / 2**20:.0f} MiB packed, peak {grown:.2f} x that")
-        ours[name] = _call(kernel.emit, packed)
+        ours[name] = call_of_experts(kernel.emit, packed)
     peer = _peer()
     print(f"{'':12}{'tokens':>8}{'ours ms':>10}{'bf16 ms':>10}{'ratio':>8}")
     for count in counts:
@@ -78,8 +78,8 @@ def _resident(field: str) -> int:
     raise RuntimeError(f"/proc/self/status does not tell {field}")
 
 
-def _weight(spec: AffineSpec) -> WeightRef:
-    """All experts of the layer; the matrices repeat, since only their bytes matter here."""
+def layer_weight(spec: AffineSpec, count: int, hidden: int, inner: int) -> WeightRef:
+    """All experts of a layer; the matrices repeat, since only their bytes matter here."""
 
     def member(n: int, k: int) -> WeightRef:
         stored = random_weight(spec, n, k)
@@ -89,13 +89,14 @@ def _weight(spec: AffineSpec) -> WeightRef:
 
         return WeightRef("member", spec, "affine", (n, k), read, "memory: member")
 
-    up, down = member(INNER, HIDDEN), member(HIDDEN, INNER)
+    up, down = member(inner, hidden), member(hidden, inner)
     roles: dict[Role, WeightRef] = {"gate": up, "up": up, "down": down}
-    stacks = [stack_experts(r, {r: [m] * EXPERTS}, "memory") for r, m in roles.items()]
+    stacks = [stack_experts(r, {r: [m] * count}, "memory") for r, m in roles.items()]
     return join_roles("experts", stacks)
 
 
-def _call(emit: Callable[..., fx.Node], packed: QuantizedTensor) -> Call:
+def call_of_experts(emit: Callable[..., fx.Node], packed: QuantizedTensor) -> Call:
+    """What a kernel emits for one layer, as a function of tokens, choices and shares."""
     owner, graph = nn.Module(), fx.Graph()
     x, ids, shares = (graph.placeholder(name) for name in ("x", "ids", "shares"))
     parts = []
