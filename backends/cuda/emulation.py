@@ -29,8 +29,8 @@ def describe(wide: bool) -> str:
         OptionError: this process cannot interpret.
     """
     reason = probe.missing_triton()
-    if reason is None and not probe.interpreting():
-        reason = "TRITON_INTERPRET is not set in the environment of this process"
+    if reason is None and not probe.interprets():
+        reason = "TRITON_INTERPRET was not set when this process imported triton"
     if reason is not None:
         raise OptionError(
             "emulate for cuda",

@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from qcompile.backends.cuda import emulation, launch, probe
 from qcompile.backends.cuda.coding import Coding
-from qcompile.backends.cuda.configs import DECODE_ROWS, DECODED_AT_ONCE, DEFAULT_ARCH, choose
+from qcompile.backends.cuda.configs import DECODE_ROWS, DECODED_AT_ONCE, DEFAULT_ARCH
 from qcompile.backends.cuda.layouts import coded
+from qcompile.backends.cuda.tiles import tile
 from qcompile.errors import LowerError
 from qcompile.layout import Shape, layout_of
 from qcompile.ops import decode_meaning
@@ -44,7 +45,7 @@ def arch_at(x: torch.Tensor, operator: str) -> str:
     """The architecture that runs a call on this tensor."""
     if x.device.type == "cuda":
         return probe.host_arch() or DEFAULT_ARCH
-    if probe.interpreting():
+    if probe.interprets():
         return emulation.arch.get()
     raise LowerError(
         f"torch.ops.qcompile.{operator}",
@@ -71,7 +72,7 @@ def _linear(
         if rows >= DECODE_ROWS:
             y = _decoded_linear(flat, named, coding, shape, bias, asm)
         else:
-            config = choose(arch, coding, *shape, rows)
+            config = tile(arch, coding, shape[0], shape[1], rows)
             y = launch.linear(flat, named, coding, shape, bias, config, asm)
     return y.reshape(*x.shape[:-1], shape[0])
 

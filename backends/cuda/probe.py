@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 
@@ -33,5 +34,13 @@ def missing_triton() -> str | None:
 
 
 def interpreting() -> bool:
-    """Whether kernels are interpreted. ``triton`` reads this when it is imported."""
+    """Whether this process is asked to interpret kernels."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+def interprets() -> bool:
+    """Whether it does: ``triton`` looks when it is imported, so to be asked later is too late."""
+    if missing_triton() or not interpreting():
+        return False
+    standard = importlib.import_module("triton.language.standard")
+    return type(standard.cdiv).__name__ == "InterpretedFunction"

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from qcompile.backends.cuda.coding import coding_of
+from qcompile.backends.cuda.configs import DECODE_ROWS, DECODED_AT_ONCE
 from qcompile.backends.cuda.layouts import DTYPES, LAYOUTS, is_permuted, layout_name
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor
@@ -73,7 +74,9 @@ class TritonLinear:
         if isinstance(coding, str):
             return Reject(coding)
         size = LAYOUTS[self.dtype].nbytes(weight.spec, weight.shape)
+        runs = DECODED_AT_ONCE * self.dtype.itemsize >> 20
         note = f"{coding.low + coding.high} bits in planes of {coding.width}"
+        note += f"; from {DECODE_ROWS} rows on, runs of up to {runs} MiB are decoded"
         if weight.activations is not None:
             note += f"; activations stay floats, where the checkpoint allows {weight.activations}"
         return Accept(float(size), note)
