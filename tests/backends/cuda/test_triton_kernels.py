@@ -185,15 +185,7 @@ def test_a_file_of_tiles_that_is_none_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = coding(4, 128, "zero", 4096)
-    good: dict[str, Any] = {
-        "rows": 16,
-        "outputs": 64,
-        "warps": 4,
-        "stages": 4,
-        "on_sum": True,
-        "parts": 8,
-    }
-    good |= {"registers": None}
+    good = dataclasses.asdict(Config(16, 64, 4, 4, True, 8))
     for i, content in enumerate(
         (
             "[]",
