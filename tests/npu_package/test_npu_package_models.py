@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.blocks import GatedMLP
 from support.experts import folder_layers, write_experts
 from support.folders import exact, rows
 from support.gguf_exact import MXFP4, TYPES, small
@@ -119,6 +121,59 @@ def test_a_model_on_the_device(tmp_path: Path, emitter: str, dtype: torch.dtype)
         assert found.device.type == "npu"
         assert relative_l2(found.cpu(), expected(x)) < (3e-3 if dtype == HALF else 2e-2)
     assert "aclnnWeightQuantBatchMatmulV2" in LOG.calls
+
+
+class Listed(nn.Module):
+    """A block whose routing is a list, because the device pretends no operators of routers."""
+
+    ids: torch.Tensor
+    shares: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([GatedMLP() for _ in range(4)])
+        ids = torch.arange(64)[:, None] * torch.tensor([1, 3]) + torch.tensor([0, 1])
+        self.register_buffer("ids", ids % 4)
+        self.register_buffer("shares", torch.rand(64, 2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        x = hidden.flatten(0, -2)
+        out, ids, shares = torch.zeros_like(x), self.ids[: len(x)], self.shares[: len(x)]
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(ids == number)
+            out.index_add_(0, token, expert(x[token]) * shares[token, place, None])
+        return out.view_as(hidden)
+
+
+def listed(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+    x = hidden.flatten(0, -2)
+    found: torch.Tensor = self.experts(x, self.ids[: len(x)], self.shares[: len(x)])
+    return found.view_as(hidden)
+
+
+@pytest.mark.parametrize("emitter", ["eager", "torchair", "npugraph_ex", "npugraphs"])
+def test_experts_on_the_device(tmp_path: Path, emitter: str) -> None:
+    """Act-order and eight bits by groups: rows gathered, and inputs that come twice."""
+    torch.manual_seed(0)
+    qcompile.register_experts(Listed, listed)
+    exact_model, layers = Listed(), dict[str, Packed]()
+    for e, role in itertools.product(range(4), ("gate", "up", "down")):
+        size = (64, 32) if role == "down" else (32, 64)
+        what = Gptq(8 if role == "up" else 4, 32, sym=False, order="permuted")
+        layers[f"experts.{e}.{role}_proj"] = gptq(*size, what, e)
+    rules = {r"+:.*up_proj": {"bits": 8}}
+    config = {**Gptq(4, 32, sym=False, order="permuted").config, "dynamic": rules}
+    folder = write_folder(tmp_path, layers, config)
+    made: Any = qcompile.optimize(
+        Listed(), checkpoint=folder, device="npu", dtype=HALF, emitter=emitter
+    )
+    assert "gate int4, up int4x2, down int4" in made.qcompile.plan.explain("experts")
+    made.shares.copy_(exact_model.shares)
+    expected = exact(exact_model, dict(layers))
+    for shape in ((5, 64), (2, 3, 64), (7, 64), (5, 64)):
+        x = torch.randn(shape) / 8
+        assert relative_l2(made(away(x.half())).cpu(), expected(x)) < 5e-3
+    assert {"aclnnSort", "aclnnGather", "aclnnSwiGlu"} <= set(LOG.calls)
 
 
 def test_int8_activations_on_the_device(tmp_path: Path) -> None:
