@@ -33,7 +33,16 @@ SHARED = {
 DEFAULT_ARCH = "sm80"
 # Rows of a tile, its warps, its stages at most.
 _TILES = ((8, 4, 4), (16, 4, 4), (32, 4, 4), (64, 4, 3), (128, 8, 3))
+# Where products are made by single warps, sums of 64 rows take the registers of twice the warps.
+_WARP_TILES = (*_TILES[:3], (64, 8, 3), _TILES[4])
+# The compiler would rather spill a register than let fewer blocks run at once, which shared memory
+# does not let it anyway.
+_REGISTERS = 255
+_GROUPS_OF_WARPS = ("sm90", "sm100")
+# Outputs of a tile; twice as many where the scales of short groups are much of what is read, and
+# each of them is then worth more instructions.
 _OUTPUTS = 128
+_SHORT_GROUP, _MANY_OUTPUTS, _LOW = 32, 4096, 16
 # Barriers, and scales on their way between threads.
 _SPARE = 1 << 10
 # From this many rows on it is cheaper to decode the weight once and to multiply floats.
@@ -56,6 +65,7 @@ class Config:
         stages: blocks on their way from memory at once.
         on_sum: whether scales multiply sums instead of weights.
         parts: parts of K that run side by side.
+        registers: of a thread at most; None leaves that to the compiler.
     """
 
     rows: int
@@ -64,6 +74,7 @@ class Config:
     stages: int
     on_sum: bool
     parts: int = 1
+    registers: int | None = None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,15 +83,25 @@ def choose(arch: str, coding: Coding, n: int, k: int, rows: int) -> Config:
 
     It is the lowest that holds all rows, or the highest whose blocks fit shared memory twice.
     """
-    fitting = [tile for tile in _TILES if _stages(arch, coding, tile) >= 2]
+    by_groups = arch in _GROUPS_OF_WARPS
+    tiles = _TILES if by_groups else _WARP_TILES
+    fitting = [tile for tile in tiles if _stages(arch, coding, tile, _OUTPUTS) >= 2]
     tile = next((tile for tile in fitting if tile[0] >= rows), fitting[-1])
     height, warps, _ = tile
-    parts = 1
-    if rows <= 64:
-        parts = _parts(arch, -(-n // _OUTPUTS), coding.blocks(k))
-    return Config(
-        height, _OUTPUTS, warps, _stages(arch, coding, tile), _on_sum(coding, height), parts
-    )
+    outputs = _outputs(arch, coding, n, tile)
+    parts = _parts(arch, -(-n // outputs), coding.blocks(k)) if rows <= 64 else 1
+    stages = _stages(arch, coding, tile, outputs)
+    registers = None if by_groups else _REGISTERS
+    return Config(height, outputs, warps, stages, _on_sum(coding, height), parts, registers)
+
+
+def _outputs(arch: str, coding: Coding, n: int, tile: tuple[int, int, int]) -> int:
+    """Outputs of a tile. Long blocks take registers, and half a minute to compile, as it is; so do
+    tiles of 256 where sums lie in the matrix unit's own memory.
+    """
+    short = 0 < coding.group <= _SHORT_GROUP and coding.block <= 128 and arch != "sm100"
+    wide = short and n >= _MANY_OUTPUTS and tile[0] <= _LOW
+    return 2 * _OUTPUTS if wide and _stages(arch, coding, tile, 2 * _OUTPUTS) > 2 else _OUTPUTS
 
 
 def _on_sum(coding: Coding, height: int) -> bool:
@@ -94,7 +115,7 @@ def _on_sum(coding: Coding, height: int) -> bool:
     return coding.group >= 4 * height and (coding.block <= 256 or height <= 16)
 
 
-def _stages(arch: str, coding: Coding, tile: tuple[int, int, int]) -> int:
+def _stages(arch: str, coding: Coding, tile: tuple[int, int, int], outputs: int) -> int:
     """Blocks that shared memory holds at once, at most the tile's; 1 where it holds no two.
 
     From sm90 on the matrix unit reads the input where it lies, so that one more is kept.
@@ -102,8 +123,8 @@ def _stages(arch: str, coding: Coding, tile: tuple[int, int, int]) -> int:
     height, _, most = tile
     arch = arch if arch in SHARED else DEFAULT_ARCH
     x = height * coding.block * 2
-    w = _OUTPUTS * coding.block * (coding.low + coding.high) // 8
-    kept = x if int(arch.removeprefix("sm")) in (90, 100) else 0
+    w = outputs * coding.block * (coding.low + coding.high) // 8
+    kept = x if arch in _GROUPS_OF_WARPS else 0
     room = SHARED[arch] - _SPARE - kept
     return max(1, min(most, 1 + room // (x + w)))
 

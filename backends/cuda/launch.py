@@ -60,6 +60,12 @@ def linear_constants(
     }
 
 
+def tile_options(config: Config) -> dict[str, Any]:
+    """How a tile is compiled."""
+    found = {"num_warps": config.warps, "num_stages": config.stages, **OPTIONS}
+    return found if config.registers is None else {**found, "maxnreg": config.registers}
+
+
 def linear(
     x: torch.Tensor,
     parts: Mapping[str, torch.Tensor],
@@ -93,9 +99,7 @@ def linear(
         coding.blocks(k),
         x.stride(0),
         **linear_constants(coding, config, shape, bias is not None, asm),
-        num_warps=config.warps,
-        num_stages=config.stages,
-        **OPTIONS,
+        **tile_options(config),
     )
     return _reduced(out, y, bias) if split else y
 

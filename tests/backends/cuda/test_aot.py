@@ -15,12 +15,13 @@ import pytest
 import torch
 from support.aot_job import SELECTIONS, selected
 
-from qcompile.backends.cuda import aot, probe
+import qcompile
+from qcompile.backends.cuda import aot, prebuilt, probe
 from qcompile.backends.cuda.ahead import Binary, compiling
 from qcompile.backends.cuda.aot import Row, budget, violated
 from qcompile.backends.cuda.configs import SHARED
 from qcompile.backends.cuda.sass import Figures, main_loop, parse
-from qcompile.backends.cuda.shipped import SPECS, Case, RowsCase, shipped
+from qcompile.backends.cuda.shipped import ROWS, SPECS, Case, RowsCase, shipped
 from qcompile.errors import OptionError
 
 TESTS = Path(__file__).parents[2]
@@ -84,6 +85,17 @@ def test_launches_on_a_device_find_the_binaries(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "qcompile.json").read_text())
     assert manifest["arch"] == "sm90"
     assert {kernel["name"] for kernel in manifest["kernels"]} == {"linear", "reduce_parts"}
+
+
+def test_what_a_plan_launches() -> None:
+    plan = qcompile.plan(str(TESTS / "data" / "gguf-q2_k.gguf"), device="cuda:sm90")
+    cases = list(prebuilt.cases_of(plan))
+    shapes = {(case.spec, case.shape) for case in cases if isinstance(case, Case)}
+    assert len(shapes) == 7  # of 29 linears
+    assert len(cases) == 1 + len(shapes) * (len(ROWS) + 1)
+    assert all(case.dtype == torch.bfloat16 for case in cases)
+    [lookup] = [case for case in cases if isinstance(case, RowsCase) and case.gather]
+    assert lookup.shape == (2048, 256)
 
 
 # **** rules ****
