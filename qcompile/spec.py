@@ -18,6 +18,10 @@ AffineForm = Literal["symmetric", "zero", "offset"]
 GroupOrder = Literal["sequential", "permuted", "indexed"]
 
 
+def _nested(columns: int) -> str:
+    return f" nested {columns}" if columns else ""
+
+
 @dataclass(frozen=True)
 class AffineSpec:
     """Evenly spaced values: an unsigned code, a scale, and a zero or an offset per group.
@@ -38,6 +42,9 @@ class AffineSpec:
         order: ``sequential`` when ``g(k) = k // group``. Otherwise ``g(k)`` is stored:
             ``permuted`` when every group has ``group`` columns (the last one what is left), so that
             sorting the columns by group makes them sequential; ``indexed`` for any other index.
+        nested: columns that share a float16 factor, where a scale is that factor times a whole
+            number of 8 bits (and an offset a factor of its own times such a number); 0 where scales
+            stand alone. Only layouts that store the two apart have such specs.
     """
 
     bits: int
@@ -45,10 +52,11 @@ class AffineSpec:
     form: AffineForm
     scale: torch.dtype = torch.float32
     order: GroupOrder = "sequential"
+    nested: int = 0
 
     def __str__(self) -> str:
         tail = {"sequential": "", "permuted": " act-order", "indexed": " indexed"}[self.order]
-        return f"uint{self.bits} g{self.group} {self.form}{tail}"
+        return f"uint{self.bits} g{self.group} {self.form}{tail}{_nested(self.nested)}"
 
 
 @dataclass(frozen=True)
@@ -61,15 +69,17 @@ class LookupSpec:
         table: the values, every one an integer from -128 to 127 (a common factor lives in the
             scale), so that a kernel may hold the table in bytes.
         scale: dtype in which the scales are exact.
+        nested: as in ``AffineSpec``.
     """
 
     bits: int
     group: int
     table: tuple[int, ...]
     scale: torch.dtype = torch.float32
+    nested: int = 0
 
     def __str__(self) -> str:
-        return f"lookup{self.bits} g{self.group}"
+        return f"lookup{self.bits} g{self.group}{_nested(self.nested)}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from qcompile.backends.cpu.probe import cpu_flags, find_compiler, missing_compiler
+from qcompile.backends.cpu.probe import cpu_flags, find_compiler, missing_compiler, variant
 from qcompile.cache import cache_folder
 from qcompile.errors import LowerError
 from qcompile.observe import log
@@ -28,9 +28,16 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # -ffp-contract=off: a multiply and an add stay two roundings unless the code says fma, so that
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
-_EXTRA = {
-    "kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
-    "kernels_avx512.cpp": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+# Without the two passes g++ keeps sums in registers: with them, products of many rows are half as fast.
+_KERNEL_FLAGS = ("-fno-tree-pre", "-fno-gcse")
+# The kernels of one variant are compiled: it is built on the machine that runs it.
+_VARIANTS = {
+    "generic": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": (
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+        *("-mfma", "-mf16c"),
+    ),
 }
 _BINDINGS = ("binding.cpp", "experts.cpp")  # these include torch's headers
 # The stable interface of torch 2.11, the oldest release that the project supports.
@@ -69,7 +76,9 @@ def _key(compiler: str) -> str:
     facts = [
         *(file.name + file.read_text(encoding="utf-8") for file in sorted(_SOURCES.iterdir())),
         *_FLAGS,
-        repr(_EXTRA),
+        variant(),
+        *_KERNEL_FLAGS,
+        *_VARIANTS[variant()],
         _STABLE,
         repr(version),
         torch.__version__,
@@ -99,15 +108,18 @@ def _build(compiler: str, path: Path) -> None:
 
 def _sources() -> list[Path]:
     """The files to compile, in the order in which they are linked."""
-    # Variants last: where two objects hold the same inline function, the linker keeps the first,
-    # which must not be one that needs AVX2 or AVX-512.
-    return sorted(_SOURCES.glob("*.cpp"), key=lambda file: (file.name in _EXTRA, file.name))
+    chosen = f"kernels_{variant()}.cpp"
+    files = sorted(_SOURCES.glob("*.cpp"))
+    # The variant last: where two objects hold the same inline function, the linker keeps the
+    # first.
+    common = [file for file in files if not file.name.startswith("kernels_")]
+    return [*common, _SOURCES / chosen]
 
 
 def _compilation(compiler: str, source: Path) -> list[str]:
     extra: tuple[str, ...] = ()
-    if platform.machine() in ("x86_64", "AMD64"):
-        extra = _EXTRA.get(source.name, ())
+    if source.name.startswith("kernels_"):
+        extra = (*_KERNEL_FLAGS, *_VARIANTS[variant()])
     if source.name in _BINDINGS:
         extra = (_STABLE, f"-I{_torch_folder() / 'include'}")
     return [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]

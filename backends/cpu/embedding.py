@@ -42,21 +42,12 @@ class PanelEmbedding:
         """One call that decodes and casts."""
         return graph.call_function(
             torch.ops.qcompile_cpu.panel_embedding.default,
-            (node.args[0], *parts, *arguments(weight.spec, weight.shape), node.args[3]),
+            (node.args[0], *parts, arguments(weight.spec, weight.shape), node.args[3]),
         )
 
 
 @torch.library.register_fake("qcompile_cpu::panel_embedding")
 def _shape(
-    ids: torch.Tensor,
-    blob: torch.Tensor,
-    table: torch.Tensor,
-    n: int,
-    k: int,
-    bits: int,
-    group: int,
-    form: int,
-    scale: int,
-    dtype: torch.dtype,
+    ids: torch.Tensor, blob: torch.Tensor, table: torch.Tensor, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    return ids.new_empty((*ids.shape, k), dtype=dtype)
+    return ids.new_empty((*ids.shape, shape[1]), dtype=dtype)

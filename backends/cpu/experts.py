@@ -31,8 +31,8 @@ _KINDS = {"gate": 0, "up": 1, "gate_up": 2, "down": 3}
 
 panel.library.define(
     "panel_experts(Tensor x, Tensor ids, Tensor weights, Tensor[] parts, int[] shape,"
-    " Tensor? up_bias, Tensor? down_bias, str function, bool gated, float alpha, float limit)"
-    " -> Tensor",
+    " Tensor? up_bias, Tensor? down_bias, str function, bool gated, float alpha, float limit,"
+    " int digits) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 EXPERTS = register_layout(experts_layout(NAME, panel.NAME))
@@ -46,7 +46,7 @@ class PanelExperts:
     name: str = "cpu.panel_experts"
     kind: str = "experts"
     layout: str | None = NAME
-    tolerance: Tolerance = Tolerance(4e-6, "two products, each with float32 sums by group")
+    tolerance: Tolerance = Tolerance(2e-6, "two products, each as exact as the linear kernel")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
         """Experts whose matrices all fit panels."""
@@ -70,7 +70,7 @@ class PanelExperts:
         """One call for the whole layer."""
         x, _, _, ids, shares, up_bias, down_bias, text = node.args
         chosen = Activation.parse(str(text))
-        function = (chosen.function, chosen.gated, chosen.alpha, chosen.limit)
+        function = (chosen.function, chosen.gated, chosen.alpha, chosen.limit, 0)
         arguments = (x, ids, shares, list(parts), _shape(weight), up_bias, down_bias, *function)
         return graph.call_function(torch.ops.qcompile_cpu.panel_experts.default, arguments)
 

@@ -1,36 +1,45 @@
 """The layout ``cpu.panel``, its ops, and the edges that lead to it.
 
 A panel is 16 output rows interleaved: one SIMD lane is one row. ``csrc/panel.h`` says where each
-bit lies; the decoder below says it again in torch and is what the conformance tests read.
+byte lies; the decoder below says it again in torch and is what the conformance tests read.
 
 ``blob`` uint8 ``[ceil(N / 16), panel bytes]``; ``table`` int8 ``[16]``, the values of a lookup
-spec, zeros otherwise. A panel is, for each group: 16 scales (f16 or f32), 16 zeros or offsets
-(f32, forms *zero* and *offset* only), then units of 8 columns. A row's 8 codes in a unit are one
-little-endian number of ``bits`` bytes, code ``c`` at bits ``[c * bits, (c + 1) * bits)``, cut into
-words of 4, 2 and 1 bytes; each word is stored for all 16 rows before the next. Codes of the form
-*symmetric* are stored minus ``2**(bits - 1)``, in two's complement. Groups are padded to a multiple
-of 8 columns. For the order *permuted* also ``columns`` int32 ``[K]``: the panels hold column
-``columns[i]`` of the weight at place ``i``, so that groups run in order; kernels gather the input.
+spec, zeros otherwise. A panel is a run of chunks of at most 256 columns (see ``geometry``), each a
+run of parts that begin at multiples of 64 bytes:
 
-Codes ``0..7`` of 4 bits are ``-8..-1``, the nibbles 8 to 15, lowest first, in a row's one word:
+* heads: for every group 16 scales (f16 or f32), then 16 offsets (f32) or zeros (int16) where the
+  form has them. Where the spec's scales are *nested*, first 16 factors (f16; and 16 of the offsets),
+  then for every group 16 steps (int8; and 16 of the offsets): a scale is its factor times its step;
+* codes in units of 16 columns, 4 quads of 4 columns: a quad is 64 bytes, byte ``4 r + b`` for column
+  ``b`` of row ``r``. Codes of 8 bits are quads. Others are cut, low end first, in 4, 2 and 1 bits,
+  and each kind has a part of its own: *nibbles* (a byte of the first 64 holds quads 0 and 1, of the
+  next 64 quads 2 and 3, low half first), *pairs* (bits ``2 q`` of a byte for quad ``q``) and *bits*
+  (8 bytes a quad, bit ``4 r + b``).
+
+Groups are padded to whole units, and those of more than 256 columns are cut evenly. For the order
+*permuted* also ``columns`` int32 ``[K]``: the panels hold column ``columns[i]`` of the weight at
+place ``i``, so that groups run in order; kernels gather the input.
+
+Row 0 has the codes 0 to 15, four to a quad; a byte of nibbles is ``code of quad 0 | code of quad 1``:
 
 >>> import torch
 >>> from qcompile.spec import AffineSpec
->>> spec = AffineSpec(bits=4, group=8, form="symmetric", scale=torch.float32)
->>> unit = torch.zeros(16, 4, dtype=torch.uint8)
->>> unit[0] = torch.tensor([0x98, 0xBA, 0xDC, 0xFE])
->>> scales = torch.zeros(16); scales[0] = 0.5
->>> blob = torch.cat([scales.view(torch.uint8), unit.flatten()])[None]
->>> w = QuantizedTensor(spec, "cpu.panel", (1, 8), {
-...     "blob": blob, "table": torch.zeros(16, dtype=torch.int8)})
->>> w.dequantize().tolist()
-[[-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5]]
+>>> spec = AffineSpec(bits=4, group=16, form="symmetric", scale=torch.float32)
+>>> heads, nibbles = torch.zeros(64, dtype=torch.uint8), torch.zeros(2, 64, dtype=torch.uint8)
+>>> heads[:4] = torch.tensor([0.5]).view(torch.uint8)
+>>> nibbles[0, :4] = torch.tensor([0x40, 0x51, 0x62, 0x73])
+>>> nibbles[1, :4] = torch.tensor([0xC8, 0xD9, 0xEA, 0xFB])
+>>> w = QuantizedTensor(spec, "cpu.panel", (1, 16), {
+...     "blob": torch.cat([heads, nibbles.flatten()])[None],
+...     "table": torch.zeros(16, dtype=torch.int8)})
+>>> w.dequantize()[0, :8].tolist()
+[-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,20 +50,25 @@ from qcompile.layout import Field, Layout, QuantizedTensor, Shape, register_layo
 from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec, Spec
 
 NAME = "cpu.panel"
-ROWS, UNIT = 16, 8
+ROWS, UNIT, CHUNK, LINE = 16, 16, 256, 64
 _FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
 _LOOKUP, _FLOAT8 = 3, 4
+_ZERO, _OFFSET = 1, 2
+PLAIN_F32, PLAIN_F16, NESTED = 0, 1, 2
 PanelSpec = AffineSpec | LookupSpec | ScaledSpec
 
 library = torch.library.Library("qcompile_cpu", "DEF")
-_SHAPE = "int n, int k, int bits, int group, int form, int scale"
 for _schema in (
-    f"panel_linear(Tensor x, Tensor blob, Tensor table, Tensor? bias, {_SHAPE}) -> Tensor",
-    f"panel_embedding(Tensor ids, Tensor blob, Tensor table, {_SHAPE}, ScalarType dtype) -> Tensor",
-    "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int bits, int group, int form)"
+    "panel_linear(Tensor x, Tensor blob, Tensor table, Tensor? bias, int[] shape, int digits)"
     " -> Tensor",
+    "panel_embedding(Tensor ids, Tensor blob, Tensor table, int[] shape, ScalarType dtype)"
+    " -> Tensor",
+    "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int[] shape, int group) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+# **** specs ****
 
 
 def bits_of(spec: PanelSpec) -> int:
@@ -69,11 +83,26 @@ def form_of(spec: PanelSpec) -> int:
     return _LOOKUP if isinstance(spec, LookupSpec) else _FORMS[spec.form]
 
 
-def arguments(spec: Spec, shape: Shape) -> tuple[int, int, int, int, int, int]:
-    """``n, k, bits, group, form, scale`` as the ops take them."""
-    assert isinstance(spec, PanelSpec)
-    n, k = shape
-    return n, k, bits_of(spec), min(spec.group, k), form_of(spec), int(spec.scale == torch.float16)
+def is_nested(spec: PanelSpec) -> bool:
+    """Whether scales are products of a factor and a step."""
+    return not isinstance(spec, ScaledSpec) and spec.nested != 0
+
+
+def is_permuted(spec: Spec) -> bool:
+    """Whether panels of this spec hold the columns in an order of their own."""
+    return isinstance(spec, AffineSpec) and spec.order == "permuted"
+
+
+def _divisor(group: int) -> int:
+    """The widest even cut of a group that a chunk holds."""
+    return next(size for size in range(CHUNK, 0, -1) if group % size == 0)
+
+
+def group_of(spec: PanelSpec, k: int) -> int:
+    """Columns of a group as panels have it, 256 at most."""
+    if spec.group <= CHUNK:
+        return min(spec.group, k)
+    return min(CHUNK, k) if spec.group >= k else _divisor(spec.group)
 
 
 def unfit(spec: Spec) -> str | None:
@@ -88,22 +117,69 @@ def unfit(spec: Spec) -> str | None:
         return f"scales must be float16 or float32, not {spec.scale}"
     if not 1 <= bits_of(spec) <= (4 if isinstance(spec, LookupSpec) else 8):
         return f"{bits_of(spec)} bits; panels hold 1 to 8, and 4 at most with a table"
+    if is_nested(spec) and (spec.nested != CHUNK or CHUNK % spec.group or form_of(spec) == _ZERO):
+        return f"nested scales must share a factor in {CHUNK} columns, not {spec.nested}"
     return None
 
 
-def is_permuted(spec: Spec) -> bool:
-    """Whether panels of this spec hold the columns in an order of their own."""
-    return isinstance(spec, AffineSpec) and spec.order == "permuted"
+# **** geometry ****
 
 
-def _head(spec: PanelSpec) -> int:
-    extra = 4 if form_of(spec) in (1, 2) else 0
-    return ROWS * (spec.scale.itemsize + extra)
+@dataclass(frozen=True)
+class Part:
+    """A run of groups that lie together: a chunk, in bytes from the start of a panel.
+
+    Attributes:
+        heads: where its heads begin.
+        codes: where its codes begin.
+        end: where the next chunk begins.
+        groups: number of groups.
+        columns: columns of the weight in it.
+        units: units of each group.
+    """
+
+    heads: int
+    codes: int
+    end: int
+    groups: int
+    columns: int
+    units: tuple[int, ...]
 
 
-def _group_columns(spec: PanelSpec, k: int) -> Iterator[int]:
-    for start in range(0, k, spec.group):
-        yield min(spec.group, k - start)
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _head_bytes(spec: PanelSpec) -> tuple[int, int]:
+    """Bytes of the factors of a chunk and of the head of a group."""
+    form = form_of(spec)
+    if is_nested(spec):
+        return (64, 32) if form == _OFFSET else (32, 16)
+    return 0, ROWS * (spec.scale.itemsize + {_ZERO: 2, _OFFSET: 4}.get(form, 0))
+
+
+def geometry(spec: PanelSpec, k: int) -> Iterator[Part]:
+    """The chunks of a panel."""
+    group, bits, at = group_of(spec, k), bits_of(spec), 0
+    together = CHUNK // _up(group, UNIT)
+    factors, head = _head_bytes(spec)
+    for start in range(0, k, together * group):
+        columns = min(together * group, k - start)
+        sizes = [min(group, columns - g) for g in range(0, columns, group)]
+        units = tuple(_up(size, UNIT) // UNIT for size in sizes)
+        codes = at + _up(factors + len(sizes) * head, LINE)
+        size = sum(units) * 32 * (bits - bits % 2) + _up(sum(units) * 32 * (bits % 2), LINE)
+        yield Part(at, codes, codes + size, len(sizes), columns, units)
+        at = codes + size
+
+
+def arguments(spec: Spec, shape: Shape) -> list[int]:
+    """``n, k, bits, group, form, scale`` as the ops take them."""
+    assert isinstance(spec, PanelSpec)
+    n, k = shape
+    plain = PLAIN_F16 if spec.scale == torch.float16 else PLAIN_F32
+    scale = NESTED if is_nested(spec) else plain
+    return [n, k, bits_of(spec), group_of(spec, k), form_of(spec), scale]
 
 
 def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
@@ -112,68 +188,104 @@ def _fields(spec: Spec, shape: Shape) -> tuple[Field, ...]:
     if reason:
         raise LayoutError(f"layout {NAME}", reason, "a spec that fits", "choose another kernel")
     assert isinstance(spec, PanelSpec)
-    full, rest = divmod(k, spec.group)
-    unit = ROWS * bits_of(spec)
-    each = _head(spec) + -(-spec.group // UNIT) * unit
-    last = _head(spec) + -(-rest // UNIT) * unit if rest else 0
-    blob = Field("blob", torch.uint8, (-(-n // ROWS), full * each + last), rows=ROWS)
+    *_, last = geometry(spec, k)
+    blob = Field("blob", torch.uint8, (-(-n // ROWS), last.end), rows=ROWS)
     table = Field("table", torch.int8, (16,), rows=0)
     if not is_permuted(spec):
         return blob, table
     return blob, table, Field("columns", torch.int32, (k,), rows=0)
 
 
+# **** decoding ****
+
+
 def _decode(weight: QuantizedTensor) -> torch.Tensor:
     spec, (n, k), blob = weight.spec, weight.shape, weight.parts["blob"]
     assert isinstance(spec, PanelSpec)
-    out, at, bits = [], 0, bits_of(spec)
-    for columns in _group_columns(spec, k):
-        head, size = blob[:, at : at + _head(spec)], -(-columns // UNIT) * ROWS * bits
-        body = blob[:, at + _head(spec) : at + _head(spec) + size]
-        codes = _codes(body.reshape(len(blob), -1, ROWS * bits), bits)
-        out.append(_values(codes, head, weight)[:, :columns])
-        at += _head(spec) + size
-    values = torch.cat(out, 1).transpose(1, 2).reshape(-1, k)[:n]
+    values = [_chunk(blob, part, weight, spec) for part in geometry(spec, k)]
+    out = torch.cat(values, 1).transpose(1, 2).reshape(-1, k)[:n]
     if not is_permuted(spec):
-        return values
-    return torch.empty_like(values).index_copy_(1, weight.parts["columns"].long(), values)
+        return out
+    return torch.empty_like(out).index_copy_(1, weight.parts["columns"].long(), out)
 
 
-def _codes(units: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes ``[panel, column, row]`` of units ``[panel, unit, 16 * bits bytes]``."""
-    numbers = torch.zeros(*units.shape[:2], ROWS, dtype=torch.int64)
-    at = shift = 0
-    for width in _words(bits):
-        word = units[:, :, at : at + ROWS * width].reshape(*units.shape[:2], ROWS, width)
-        for byte in range(width):
-            numbers |= word[..., byte].to(torch.int64) << (shift + 8 * byte)
-        at, shift = at + ROWS * width, shift + 8 * width
-    fields = [numbers >> (bits * column) & ((1 << bits) - 1) for column in range(UNIT)]
-    return torch.stack(fields, 2).flatten(1, 2)
+def _chunk(
+    blob: torch.Tensor, part: Part, weight: QuantizedTensor, spec: PanelSpec
+) -> torch.Tensor:
+    """Float32 ``[panel, column, row]`` of a chunk."""
+    codes = _codes(blob[:, part.codes : part.end], sum(part.units), bits_of(spec))
+    scale, extra = _heads(blob[:, part.heads : part.codes], part.groups, spec)
+    size, at, out = group_of(spec, weight.shape[1]), 0, []
+    for group, units in enumerate(part.units):
+        columns = min(size, part.columns - group * size)
+        here = codes[:, at : at + columns]
+        more = None if extra is None else extra[:, group, None]
+        out.append(_values(here, scale[:, group, None], more, weight))
+        at += units * UNIT
+    return torch.cat(out, 1)
 
 
-def _words(bits: int) -> tuple[int, ...]:
-    """Bytes of the words of a unit, in the order in which they are stored."""
-    return (4, 4) if bits == 8 else tuple(width for width in (4, 2, 1) if bits & width)
+def _codes(parts: torch.Tensor, units: int, bits: int) -> torch.Tensor:
+    """Codes ``[panel, column, row]`` of the code parts of a chunk."""
+    panels = len(parts)
+    if bits == 8:
+        quads = parts.reshape(panels, units, 4, ROWS, 4)
+        return quads.transpose(3, 4).reshape(panels, units * UNIT, ROWS)
+    quads = torch.zeros(panels, units, 4, LINE, dtype=torch.uint8)
+    at = 0
+    if bits & 4:
+        nibbles = parts[:, : units * 128].reshape(panels, units, 2, 1, LINE)
+        quads |= torch.cat([nibbles & 15, nibbles >> 4], 3).reshape(quads.shape)
+        at += units * 128
+    if bits & 2:
+        pairs = parts[:, at : at + units * 64].reshape(panels, units, 1, LINE)
+        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+        quads |= (pairs >> shifts & 3) << (bits & 4)
+        at += units * 64
+    if bits & 1:
+        masks = parts[:, at : at + units * 32].reshape(panels, units, 4, 8, 1)
+        ones = masks >> torch.arange(8, dtype=torch.uint8) & 1
+        quads |= ones.reshape(quads.shape) << (bits & 6)
+    return quads.reshape(panels, units, 4, ROWS, 4).transpose(3, 4).reshape(panels, -1, ROWS)
 
 
-def _values(codes: torch.Tensor, head: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor:
+def _heads(
+    heads: torch.Tensor, groups: int, spec: PanelSpec
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales, and zeros or offsets, as float32 ``[panel, group, row]``."""
+    factors, size = _head_bytes(spec)
+    form, panels = form_of(spec), len(heads)
+    each = heads[:, factors : factors + groups * size].reshape(panels, groups, size)
+    if is_nested(spec):
+        factor = heads[:, :factors].contiguous().view(torch.float16).float()[:, None]
+        step = each.contiguous().view(torch.int8).float()
+        extra = factor[..., ROWS:] * step[..., ROWS:] if form == _OFFSET else None
+        return factor[..., :ROWS] * step[..., :ROWS], extra
+    split = ROWS * spec.scale.itemsize
+    scale = each[..., :split].contiguous().view(spec.scale).float()
+    if size == split:
+        return scale, None
+    dtype = torch.int16 if form == _ZERO else torch.float32
+    return scale, each[..., split:].contiguous().view(dtype).float()
+
+
+def _values(
+    codes: torch.Tensor, scale: torch.Tensor, extra: torch.Tensor | None, weight: QuantizedTensor
+) -> torch.Tensor:
     spec = weight.spec
-    assert isinstance(spec, PanelSpec)
-    size = ROWS * spec.scale.itemsize
-    scale = head[:, :size].contiguous().view(spec.scale).float()[:, None]
     if isinstance(spec, LookupSpec):
         return scale * weight.parts["table"].float()[codes.long()]
     if isinstance(spec, ScaledSpec):
-        return scale * codes.to(torch.uint8).view(spec.dtype).float()
-    middle = 1 << (spec.bits - 1)
-    codes = codes ^ middle
-    if spec.form == "symmetric":
-        return scale * (codes - middle).float()
-    extra = head[:, size:].contiguous().view(torch.float32)[:, None]
+        return scale * codes.contiguous().view(spec.dtype).float()
+    assert isinstance(spec, AffineSpec)
+    if extra is None:
+        return scale * (codes.float() - 2.0 ** (spec.bits - 1))
     if spec.form == "zero":
         return scale * (codes.float() - extra)
     return scale * codes.float() + extra
+
+
+# **** edges ****
 
 
 def _target(spec: Spec) -> Spec | None:
@@ -186,10 +298,6 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     spec = _target(weight.spec)
     assert isinstance(spec, PanelSpec)
     load_library()
-    extra = None
-    if form_of(spec) in (1, 2):
-        extra = weight.parts["zero" if form_of(spec) == 1 else "offset"].float().contiguous()
-    group = min(spec.group, weight.shape[1])
     codes = _float8_codes(weight) if isinstance(spec, ScaledSpec) else weight.parts["codes"]
     order = None
     if is_permuted(spec):
@@ -198,18 +306,39 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     blob = torch.ops.qcompile_cpu.panel_pack(
         codes.contiguous(),
         weight.parts["scale"].to(spec.scale).contiguous(),
-        extra,
-        bits_of(spec),
-        group,
-        form_of(spec),
+        _extra(weight, spec),
+        arguments(spec, weight.shape),
+        min(spec.group, weight.shape[1]),
     )
-    table = torch.zeros(16, dtype=torch.int8)
-    if isinstance(spec, LookupSpec):
-        table[: len(spec.table)] = torch.tensor(spec.table, dtype=torch.int8)
-    parts = {"blob": blob, "table": table}
+    parts = {"blob": blob, "table": table_of(spec)}
     if order is not None:
         parts["columns"] = order.to(torch.int32)
     return QuantizedTensor(spec, NAME, weight.shape, parts)
+
+
+def table_of(spec: PanelSpec) -> torch.Tensor:
+    """The values of a lookup spec, zeros otherwise."""
+    table = torch.zeros(16, dtype=torch.int8)
+    if isinstance(spec, LookupSpec):
+        table[: len(spec.table)] = torch.tensor(spec.table, dtype=torch.int8)
+    return table
+
+
+def _extra(weight: QuantizedTensor, spec: PanelSpec) -> torch.Tensor | None:
+    """Zeros as int32 or offsets as float32, where the form has them."""
+    if form_of(spec) == _OFFSET:
+        return weight.parts["offset"].float().contiguous()
+    if form_of(spec) != _ZERO:
+        return None
+    zero = weight.parts["zero"].to(torch.int32).contiguous()
+    if zero.numel() and int(zero.abs().max()) > torch.iinfo(torch.int16).max:
+        raise LayoutError(
+            f"layout {NAME}",
+            f"a zero of {int(zero.abs().max())} in absolute value",
+            "zeros of at most 32767",
+            "write the checkpoint again",
+        )
+    return zero
 
 
 def _float8_codes(weight: QuantizedTensor) -> torch.Tensor:

@@ -45,6 +45,19 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "f16c"})
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+
+
+def variant() -> str:
+    """Which of the native kernels this machine runs: ``avx512``, ``avx2`` or ``generic``."""
+    asked = os.environ.get("QCOMPILE_CPU_ISA")
+    flags = cpu_flags() if platform.machine() in ("x86_64", "AMD64") else frozenset()
+    if asked == "generic" or not flags >= _AVX2:
+        return "generic"
+    return "avx512" if flags >= _AVX512 and asked != "avx2" else "avx2"
+
+
 def host_arch() -> str:
     """The architecture of ``Target`` that describes this machine."""
     if platform.machine() in ("arm64", "aarch64"):

@@ -276,7 +276,7 @@ def test_ops_are_well_formed() -> None:
         packed = packed_for(KERNELS[0], weight)
         native = torch.ops.qcompile_cpu.panel_experts.default
         parts = list(packed.parts.values())
-        rest = (None, None, "silu", True, 1.0, float("inf"))
+        rest = (None, None, "silu", True, 1.0, float("inf"), 0)
         torch.library.opcheck(
             native, (case["x"], case["ids"], case["shares"], parts, _shape(packed), *rest)
         )

@@ -156,12 +156,12 @@ def test_a_group_index_goes_to_the_reference() -> None:
 def test_ops_are_well_formed() -> None:
     weight = random_weight(AffineSpec(4, 32, "offset"), 48, 64)
     packed = packed_for(CPU.KERNELS[0], weight)
-    shape = (48, 64, 4, 32, 2, 0)
+    shape = [48, 64, 4, 32, 2, 0]
     blob, table = packed.parts["blob"], packed.parts["table"]
     native = torch.ops.qcompile_cpu
     x, ids = torch.randn(2, 3, 64), torch.tensor([[1, 2, 47]])
-    torch.library.opcheck(native.panel_linear.default, (x, blob, table, torch.ones(48), *shape))
-    torch.library.opcheck(native.panel_embedding.default, (ids, blob, table, *shape, torch.float32))
+    torch.library.opcheck(native.panel_linear.default, (x, blob, table, torch.ones(48), shape, 0))
+    torch.library.opcheck(native.panel_embedding.default, (ids, blob, table, shape, torch.float32))
     parts, meaning = list(weight.parts.values()), ops.encode_meaning(weight)
     torch.library.opcheck(ops.linear, (x, parts, meaning, torch.ones(48)))
     torch.library.opcheck(ops.embedding, (ids, parts, meaning, torch.bfloat16))

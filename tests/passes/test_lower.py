@@ -61,7 +61,7 @@ def test_the_meaning_is_kept(kernels: str) -> None:
     rewrite = lower(program, chosen, "dequantize")
     assert rewrite.run(program) == 4
     program.check("lower")
-    torch.testing.assert_close(run(program, inputs), expected, rtol=1e-5, atol=1e-5)
+    assert float((run(program, inputs) - expected).norm() / expected.norm()) <= 2e-6
     left = program.graph.find_nodes(op="get_attr")
     assert not any(getattr(program.graph_module, str(node.target)).is_meta for node in left)
     assert {str(node.target) for node in left} == set(program.packed)

@@ -1,41 +1,12 @@
 // The ops, over torch's stable ABI: one binary serves several torch releases.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "tensors.h"
 
 using torch::headeronly::ScalarType;
 using qc::Tensor;
-using qc::kernels;
 
 namespace qc {
-namespace {
-
-const Kernels* choose() {
-  const char* asked = std::getenv("QCOMPILE_CPU_ISA");
-  if (asked && !std::strcmp(asked, "generic")) return kernels_generic();
-#if defined(__x86_64__)
-  if (!(asked && !std::strcmp(asked, "avx2")) && kernels_avx512() &&
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return kernels_avx512();
-  }
-  if (kernels_avx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    return kernels_avx2();
-  }
-#endif
-  return kernels_generic();
-}
-
-}  // namespace
-
-const Kernels& kernels() {
-  static const Kernels* chosen = choose();
-  return *chosen;
-}
-
 Number number_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float: return F32;
@@ -62,47 +33,28 @@ Tensor empty_of(const Tensor& x, const std::vector<int64_t>& shape) {
   return Tensor(made);
 }
 
-Weight weight_over(const void* blob, const void* table, int64_t n, int64_t k, int64_t bits,
-                   int64_t group, int64_t form, int64_t scale) {
-  STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1 && n >= 1 && k >= 1 && form >= 0 &&
-                      form <= FLOAT8 && (form != LOOKUP || bits <= 4) &&
-                      (form != FLOAT8 || bits == 8),
-                  "qcompile_cpu: unknown shape, width, group or form");
+Weight weight_over(const void* blob, const void* table, const int64_t* shape) {
+  const int64_t n = shape[0], k = shape[1], bits = shape[2], group = shape[3], form = shape[4];
+  const int64_t scale = shape[5];
+  STD_TORCH_CHECK(bits >= 1 && bits <= 8 && group >= 1 && group <= CHUNK && n >= 0 && k >= 1 &&
+                      form >= 0 && form <= FLOAT8 && (form != LOOKUP || bits <= 4) &&
+                      (form != FLOAT8 || bits == 8) && scale >= 0 && scale <= NESTED,
+                  "qcompile_cpu: unknown shape, width, group, form or scale");
   return {static_cast<const uint8_t*>(blob), static_cast<const int8_t*>(table), n, k, group,
-          static_cast<int>(bits), static_cast<Form>(form), static_cast<Number>(scale)};
+          static_cast<int>(bits), static_cast<Form>(form), static_cast<Scale>(scale)};
 }
 
 }  // namespace qc
 
 namespace {
 
-// The float32 rows of x with padded groups, and the sums of the groups where a kernel wants them.
-struct Prepared {
-  std::vector<float> x, sums;
-  const float* rows = nullptr;
-};
-
-void prepare(const qc::Weight& w, const Tensor& x, int64_t m, bool few, Prepared& out) {
-  qc::Number type = qc::number_of(x);
-  const void* data = x.data_ptr();
-  const int64_t padded = w.padded();
-  if (type == qc::F32 && padded == w.k) {
-    out.rows = static_cast<const float*>(data);
-  } else {
-    out.x.assign(static_cast<size_t>(m * padded), 0.f);
-    const bool runs = w.group % qc::UNIT != 0 && w.groups() > 1;
-    const int64_t run = runs ? w.group : w.k, step = runs ? w.padded_group() : padded;
-    for (int64_t r = 0; r < m; r++) {
-      float* to = out.x.data() + r * padded;
-      for (int64_t c = 0; c < w.k; c += run, to += step) {
-        kernels().widen(data, r * w.k + c, type, std::min(run, w.k - c), to);
-      }
-    }
-    out.rows = out.x.data();
+// Row r of x as floats with padded groups.
+void place(const qc::Weight& w, const void* data, qc::Number type, int64_t r, float* to) {
+  const bool runs = w.group % qc::UNIT != 0 && w.groups() > 1;
+  const int64_t run = runs ? w.group : w.k, step = runs ? w.padded_group() : 0;
+  for (int64_t c = 0; c < w.k; c += run, to += step) {
+    qc::kernels().widen(data, r * w.k + c, type, std::min(run, w.k - c), to);
   }
-  if (!few || (w.form != qc::ZERO && w.form != qc::OFFSET)) return;
-  out.sums.resize(static_cast<size_t>(m * w.groups()));
-  kernels().sum_groups(w, out.rows, m, out.sums.data());
 }
 
 // The bias as float32: its own memory, or `store`.
@@ -111,50 +63,55 @@ const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<f
   STD_TORCH_CHECK(bias->numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
   Tensor values = qc::dense(*bias);
   store.resize(static_cast<size_t>(n));
-  kernels().widen(values.data_ptr(), 0, qc::number_of(values), n, store.data());
+  qc::kernels().widen(values.data_ptr(), 0, qc::number_of(values), n, store.data());
   return store.data();
 }
 
-qc::Weight weight_of(const Tensor& blob, const Tensor& table, int64_t n, int64_t k, int64_t bits,
-                     int64_t group, int64_t form, int64_t scale) {
-  qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), n, k, bits, group, form, scale);
+qc::Weight weight_of(const Tensor& blob, const Tensor& table, const std::vector<int64_t>& shape) {
+  STD_TORCH_CHECK(shape.size() == 6, "qcompile_cpu: a shape has six numbers");
+  qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), shape.data());
   STD_TORCH_CHECK(blob.numel() == w.panels() * w.panel_bytes(),
                   "qcompile_cpu: the blob does not have the bytes of its shape");
   return w;
 }
 
 Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table,
-                    const std::optional<Tensor>& bias, int64_t n, int64_t k, int64_t bits,
-                    int64_t group, int64_t form, int64_t scale) {
-  qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
+                    const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers,
+                    int64_t digits) {
+  const qc::Weight w = weight_of(blob, table, numbers);
   Tensor x = qc::dense(given);
   auto sizes = x.sizes();
-  STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == k,
+  STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == w.k,
                   "qcompile_cpu: x has not the columns of the weight");
+  STD_TORCH_CHECK(digits >= 0 && digits <= 3, "qcompile_cpu: digits are 0 to 3");
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
-  shape.back() = n;
+  shape.back() = w.n;
   Tensor y = qc::empty_of(x, shape);
   if (x.numel() == 0) return y;
-  const int64_t m = x.numel() / k;
-  const bool few = m <= kernels().few_rows;
-  Prepared prepared;
-  prepare(w, x, m, few, prepared);
-  std::vector<float> bias_store;
-  qc::Rows rows{prepared.rows, prepared.sums.data(), m, w.padded()};
-  qc::Output out{y.data_ptr(), bias_of(bias, n, bias_store), qc::number_of(x)};
-  auto run = few ? kernels().few : kernels().many;
+  const int64_t m = x.numel() / w.k;
+  const qc::Number type = qc::number_of(x);
+  qc::Digits rows(w, m, qc::digits_for(type, digits));
   // A thread is worth waking for some ten microseconds of work.
-  const int64_t grain = std::max<int64_t>(1, (64 << 10) / (w.panel_bytes() * m));
+  const int64_t row_grain = std::max<int64_t>(1, (1 << 16) / w.k);
+  torch::stable::parallel_for(0, m, row_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) {
+      place(w, x.data_ptr(), type, r, rows.row(r));
+      rows.quantize(w, r);
+    }
+  });
+  std::vector<float> bias_store;
+  qc::Output out{y.data_ptr(), bias_of(bias, w.n, bias_store), type};
+  const int64_t grain = std::max<int64_t>(4, (64 << 10) / (w.panel_bytes() * m));
   torch::stable::parallel_for(0, w.panels(), grain, [&](int64_t begin, int64_t end) {
-    run(w, rows, out, begin, end);
+    qc::kernels().multiply(w, rows.rows(), out, begin, end);
   });
   return y;
 }
 
-Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& table, int64_t n,
-                       int64_t k, int64_t bits, int64_t group, int64_t form, int64_t scale,
-                       ScalarType dtype) {
-  qc::Weight w = weight_of(blob, table, n, k, bits, group, form, scale);
+Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& table,
+                       const std::vector<int64_t>& numbers, ScalarType dtype) {
+  const qc::Weight w = weight_of(blob, table, numbers);
+  const int64_t n = w.n, k = w.k;
   Tensor ids = qc::dense(given);
   auto sizes = ids.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
@@ -176,22 +133,24 @@ Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& ta
     std::vector<float> row(static_cast<size_t>(k));
     for (int64_t i = begin; i < end; i++) {
       qc::decode_row(w, id(i), row.data());
-      kernels().narrow(row.data(), k, y.data_ptr(), i * k, type);
+      qc::kernels().narrow(row.data(), k, y.data_ptr(), i * k, type);
     }
   });
   return y;
 }
 
 Tensor panel_pack(const Tensor& codes, const Tensor& scale, const std::optional<Tensor>& extra,
-                  int64_t bits, int64_t group, int64_t form) {
-  int64_t n = codes.size(0), k = codes.size(1);
-  qc::Weight w{nullptr, nullptr, n, k, group, static_cast<int>(bits), static_cast<qc::Form>(form),
-               scale.scalar_type() == ScalarType::Half ? qc::F16 : qc::F32};
+                  const std::vector<int64_t>& numbers, int64_t wide_group) {
+  STD_TORCH_CHECK(numbers.size() == 6, "qcompile_cpu: a shape has six numbers");
+  const qc::Weight w = qc::weight_over(nullptr, nullptr, numbers.data());
+  STD_TORCH_CHECK(w.scale != qc::NESTED, "qcompile_cpu: nested scales come from their blocks");
+  const qc::Source from{static_cast<const uint8_t*>(codes.data_ptr()), scale.data_ptr(),
+                        extra.has_value() ? extra->data_ptr() : nullptr, scale.size(1),
+                        wide_group};
   Tensor blob = torch::stable::new_empty(codes, {w.panels(), w.panel_bytes()});
-  const float* more = extra.has_value() ? static_cast<const float*>(extra->data_ptr()) : nullptr;
+  auto* to = static_cast<uint8_t*>(blob.data_ptr());
   torch::stable::parallel_for(0, w.panels(), 1, [&](int64_t begin, int64_t end) {
-    qc::pack(w, static_cast<const uint8_t*>(codes.data_ptr()), scale.data_ptr(), more,
-             static_cast<uint8_t*>(blob.data_ptr()), begin, end);
+    qc::pack(w, from, to, begin, end);
   });
   return blob;
 }

@@ -1,83 +1,107 @@
-// Codes of a panel as numbers in sixteen lanes, and results back to memory. A variant includes a
+// Codes and heads of a panel in registers, and results back to memory. A variant includes a
 // simd_*.h before this file.
 #pragma once
 #include <algorithm>
-#include <vector>
+
+#include "panel.h"
+#include "repeat.h"
 
 namespace {
 using namespace qc;
 
 // **** codes ****
 
-// The numbers of sixteen rows: `low` the first 32 bits, `high` the rest. Four-bit lookups hold
-// values instead: bytes of `low` are columns 0, 2, 4, 6, bytes of `high` are columns 1, 3, 5, 7.
-struct Unit {
-  Words low, high;
+// Where the runs of a chunk are read: the next unit of each.
+struct Runs {
+  const uint8_t *wide, *nibbles, *pairs, *bits;
+
+  Runs() = default;
+  Runs(const uint8_t* panel, const Chunk& at)
+      : wide(panel + at.wide), nibbles(panel + at.nibbles), pairs(panel + at.pairs),
+        bits(panel + at.bits) {}
+  void next() {
+    wide += 256;
+    nibbles += 128;
+    pairs += 64;
+    bits += 32;
+  }
 };
 
-template <int BITS>
-inline Words load_rest(const uint8_t* p) {
-  if (BITS == 1) return load_bytes(p);
-  Words halves = load_halves(p);
-  return BITS == 2 ? halves : join(halves, shift_left(load_bytes(p + 2 * ROWS), 16));
+// Two bits of a field of every byte, moved to position `to`.
+template <int FROM, int TO>
+inline Words pair_of(const Words& x) {
+  Words moved = FROM > TO ? shift_right(x, FROM - TO) : FROM < TO ? shift_left(x, TO - FROM) : x;
+  return mask(moved, 0x03030303u << TO);
 }
 
-template <int BITS, int FORM>
-inline Unit load_unit(const uint8_t* p, const Table& table) {
-  Unit unit{};
-  if (BITS < 4) {
-    unit.low = load_rest<BITS & 3>(p);
-    return unit;
+// The four quads of a unit, as unsigned bytes that `dot` multiplies.
+template <int BITS, bool TABLE>
+inline QC_INLINE void load_unit(const Runs& at, const Table& table, Words (&quads)[QUADS]) {
+  constexpr int P = BITS & 4, B = BITS & 6;  // where pairs and bits belong
+  if (BITS == 8) {
+    repeat<QUADS>([&](auto q) QC_INLINE { quads[q] = load_words(at.wide + q * LINE); });
+    return;
   }
-  unit.low = load_words(p);
-  if (BITS == 8) unit.high = load_words(p + 4 * ROWS);
-  else if (BITS > 4) unit.high = load_rest<BITS & 3>(p + 4 * ROWS);
-  if (BITS == 4 && FORM == LOOKUP) {
-    unit.high = look_up(table, mask(shift_right(unit.low, 4), 0x0f0f0f0f));
-    unit.low = look_up(table, mask(unit.low, 0x0f0f0f0f));
+  if (BITS & 4) {
+    const Words first = load_words(at.nibbles), second = load_words(at.nibbles + LINE);
+    quads[0] = mask(first, 0x0f0f0f0fu);
+    quads[1] = mask(shift_right(first, 4), 0x0f0f0f0fu);
+    quads[2] = mask(second, 0x0f0f0f0fu);
+    quads[3] = mask(shift_right(second, 4), 0x0f0f0f0fu);
   }
-  return unit;
-}
-
-inline Words signed_bits(const Words& x, int at, int bits) {
-  int left = 32 - bits - at;
-  return shift_right_signed(left ? shift_left(x, left) : x, 32 - bits);
-}
-
-inline Words unsigned_bits(const Words& x, int at, int bits) {
-  Words low = at ? shift_right(x, at) : x;
-  return at + bits == 32 ? low : mask(low, (1u << bits) - 1);
-}
-
-// The number of a column that is multiplied with the scale.
-template <int BITS, int FORM>
-inline __attribute__((always_inline)) Lanes number(const Unit& unit, int column, const Table& table) {
-  if (BITS == 4 && FORM == LOOKUP) {
-    return to_lanes(signed_bits(column % 2 ? unit.high : unit.low, column / 2 * 8, 8));
+  if (BITS & 2) {
+    const Words pairs = load_words(at.pairs);
+    repeat<QUADS>([&](auto q) QC_INLINE {
+      const Words moved = pair_of<2 * q, P>(pairs);
+      quads[q] = P ? join(quads[q], moved) : moved;
+    });
   }
-  int at = BITS * column;
-  Words word = at < 32 ? unit.low : unit.high;
-  if (at < 32 && at + BITS > 32) {  // one code at most lies on both sides
-    word = join(shift_right(unit.low, at), shift_left(unit.high, 32 - at));
-    at = 0;
+  if (BITS & 1) {
+    repeat<QUADS>([&](auto q) QC_INLINE {
+      quads[q] = add_where(B ? quads[q] : spread_word(0), at.bits + q * 8, 1 << B);
+    });
   }
-  at %= 32;
-  if (FORM == FLOAT8) {
-    Words sign = shift_left(unsigned_bits(word, at + 7, 1), 15);
-    return from_halves(join(sign, shift_left(unsigned_bits(word, at, 7), 7)));
+  if (TABLE) {
+    repeat<QUADS>([&](auto q) QC_INLINE { quads[q] = flip(look_up(table, quads[q]), 0x80808080u); });
   }
-  if (FORM != LOOKUP) return to_lanes(signed_bits(word, at, BITS));
-  return to_lanes(signed_bits(look_up(table, unsigned_bits(word, at, BITS)), 0, 8));
 }
 
-// The factor of a group's numbers.
-template <int FORM>
-inline Lanes scale_of(const Weight& w, const uint8_t* head) {
-  Lanes scale = load_numbers(head, w.scale);
-  return FORM == FLOAT8 ? mul(scale, spread(FLOAT8_STEP)) : scale;
+// **** heads ****
+
+// The scale of a group, and what its middle code stands for: multiplied with the sum of x.
+struct Head {
+  Lanes scale, middle;
+};
+
+inline Head load_head(const Weight& w, const uint8_t* heads, int64_t group) {
+  const uint8_t* head = heads + w.factor_bytes() + group * w.head_bytes();
+  const Lanes half = spread(static_cast<float>(middle_code(w.bits, false)));
+  if (w.scale == NESTED) {
+    Lanes scale = mul(load_numbers(heads, F16), to_lanes(load_signed_bytes(head)));
+    if (w.form != OFFSET) return {scale, zeros()};
+    Lanes offset = mul(load_numbers(heads + 2 * ROWS, F16), to_lanes(load_signed_bytes(head + ROWS)));
+    return {scale, fma(scale, half, offset)};
+  }
+  Lanes scale = load_numbers(head, w.scale == PLAIN_F16 ? F16 : F32);
+  const uint8_t* extra = head + ROWS * w.step_bytes();
+  if (w.form == OFFSET) {
+    return {scale, fma(scale, half, load_lanes(reinterpret_cast<const float*>(extra)))};
+  }
+  if (w.form == ZERO) return {scale, mul(scale, sub(half, to_lanes(load_signed_halves(extra))))};
+  return {scale, zeros()};
 }
 
-// **** output ****
+// **** sums ****
+
+// The digits of a sum as one number: those from `at` on. Sums of a group of CHUNK columns leave room
+// for two digits.
+template <int P, int N>
+inline QC_INLINE Lanes joined(const Words (&sums)[N], int at, int apart) {
+  if (P == 1) return to_lanes(sums[at]);
+  if (P == 2) return to_lanes(plus(shift_left(sums[at], 8), sums[at + apart]));
+  const Words low = plus(shift_left(sums[at + apart], 8), sums[at + 2 * apart]);
+  return fma(to_lanes(sums[at]), spread(65536.f), to_lanes(low));
+}
 
 void write(const Output& out, const Weight& w, int64_t row, int64_t panel, Lanes value) {
   int64_t first = panel * ROWS, count = std::min<int64_t>(ROWS, w.n - first);

@@ -37,7 +37,11 @@ struct Role {
 
 // Rows of one role's input in its own order of columns, and its output.
 struct Buffers {
-  std::vector<float> x, sums, y;
+  Digits x;
+  std::vector<float> y;
+
+  Buffers(const Weight& w, int64_t rows, int64_t digits)
+      : x(w, rows, digits), y(static_cast<size_t>(rows * w.n)) {}
 };
 
 // Rows [begin, end) of the sorted pairs belong to one expert.
@@ -107,10 +111,6 @@ void share_out(int64_t tasks, const Body& body) {
   });
 }
 
-bool wants_sums(const Weight& w, int64_t rows) {
-  return rows <= kernels().few_rows && (w.form == ZERO || w.form == OFFSET);
-}
-
 // Puts a row of k floats into the order and padding of a role.
 void place_row(const Weight& w, const int32_t* columns, const float* from, float* to) {
   if (!columns && w.padded() == w.k) {
@@ -118,23 +118,6 @@ void place_row(const Weight& w, const int32_t* columns, const float* from, float
     return;
   }
   for (int64_t c = 0; c < w.k; c++) to[padded_place(w, c)] = from[columns ? columns[c] : c];
-}
-
-void sum_rows(const Role& role, const std::vector<Run>& runs, Buffers& buffers) {
-  const Weight& w = role.first;
-  if (w.form != ZERO && w.form != OFFSET) return;
-  for (const Run& run : runs) {
-    const int64_t rows = run.end - run.begin;
-    if (!wants_sums(w, rows)) continue;
-    kernels().sum_groups(w, buffers.x.data() + run.begin * w.padded(), rows,
-                         buffers.sums.data() + run.begin * w.groups());
-  }
-}
-
-void reserve(const Weight& w, int64_t rows, Buffers& buffers) {
-  buffers.x.assign(static_cast<size_t>(rows * w.padded()), 0.f);
-  buffers.sums.resize(static_cast<size_t>(rows * w.groups()));
-  buffers.y.resize(static_cast<size_t>(rows * w.n));
 }
 
 // One role's product for all runs.
@@ -164,12 +147,11 @@ void multiply_runs(const std::vector<Product>& products, const std::vector<Run>&
     const Product& product = products[static_cast<size_t>(task.product)];
     const Run& run = runs[static_cast<size_t>(task.run)];
     const Weight w = product.role->of(run.expert);
-    const int64_t rows = run.end - run.begin;
-    Rows in{product.buffers->x.data() + run.begin * w.padded(),
-            product.buffers->sums.data() + run.begin * w.groups(), rows, w.padded()};
+    Rows in = product.buffers->x.rows().from(run.begin);
+    in.m = run.end - run.begin;
     Output out{product.buffers->y.data() + run.begin * w.n,
                product.bias ? product.bias + run.expert * product.bias_step : nullptr, F32};
-    (rows <= kernels().few_rows ? kernels().few : kernels().many)(w, in, out, task.begin, task.end);
+    kernels().multiply(w, in, out, task.begin, task.end);
   });
 }
 
@@ -189,7 +171,8 @@ void apply(const Function& function, const std::vector<Buffers>& up, const Layer
         row[static_cast<size_t>(c)] =
             function.gated ? function.pair(first[c], second[c]) : function.plain(first[c]);
       }
-      place_row(w, layer.down.columns_of(run.expert), row.data(), down.x.data() + r * w.padded());
+      place_row(w, layer.down.columns_of(run.expert), row.data(), down.x.row(r));
+      down.x.quantize(w, r);
     }
   });
 }
@@ -198,23 +181,23 @@ void apply(const Function& function, const std::vector<Buffers>& up, const Layer
 void run_experts(const Layer& layer, const Function& function, const float* x,
                  const std::vector<Pair>& pairs, const std::vector<Run>& given,
                  const float* shares, int64_t top, std::vector<int64_t>& place_of, float* out,
-                 int64_t tokens) {
+                 int64_t tokens, int64_t digits) {
   const int64_t start = given.front().begin, rows = given.back().end - start;
   std::vector<Run> runs;
   for (const Run& run : given) runs.push_back({run.expert, run.begin - start, run.end - start});
   const int64_t h = layer.up[0].first.k;
-  std::vector<Buffers> up(layer.up.size());
-  for (size_t i = 0; i < up.size(); i++) reserve(layer.up[i].first, rows, up[i]);
-  Buffers down;
-  reserve(layer.down.first, rows, down);
+  std::vector<Buffers> up;
+  up.reserve(layer.up.size());  // digits point into themselves
+  for (const Role& role : layer.up) up.emplace_back(role.first, rows, digits);
+  Buffers down(layer.down.first, rows, digits);
   share_out(static_cast<int64_t>(runs.size()), [&](int64_t i) {
     const Run& run = runs[static_cast<size_t>(i)];
     for (int64_t r = run.begin; r < run.end; r++) {
       const float* row = x + pairs[static_cast<size_t>(start + r)].token * h;
       for (size_t p = 0; p < up.size(); p++) {
         const Role& role = layer.up[p];
-        place_row(role.first, role.columns_of(run.expert), row,
-                  up[p].x.data() + r * role.first.padded());
+        place_row(role.first, role.columns_of(run.expert), row, up[p].x.row(r));
+        up[p].x.quantize(role.first, r);
       }
     }
   });
@@ -222,14 +205,12 @@ void run_experts(const Layer& layer, const Function& function, const float* x,
   int64_t bias_at = 0, bias_step = 0;
   for (const Role& role : layer.up) bias_step += role.first.n;
   for (size_t i = 0; i < up.size(); i++) {
-    sum_rows(layer.up[i], runs, up[i]);
     const float* bias = layer.up_bias.empty() ? nullptr : layer.up_bias.data() + bias_at;
     products.push_back({&layer.up[i], &up[i], bias, bias_step});
     bias_at += layer.up[i].first.n;
   }
   multiply_runs(products, runs);
   apply(function, up, layer, runs, down);
-  sum_rows(layer.down, runs, down);
   const float* bias = layer.down_bias.empty() ? nullptr : layer.down_bias.data();
   const int64_t n = layer.down.first.n;
   multiply_runs({{&layer.down, &down, bias, n}}, runs);
@@ -277,7 +258,7 @@ Layer layer_of(const std::vector<Tensor>& parts, const std::vector<int64_t>& sha
     const Tensor& blob = parts.at(part++);
     const Tensor& table = parts.at(part++);
     Role role{static_cast<RoleKind>(s[0]),
-              weight_over(blob.data_ptr(), table.data_ptr(), s[1], s[2], s[3], s[4], s[5], s[6]),
+              weight_over(blob.data_ptr(), table.data_ptr(), s + 1),
               table.numel() / layer.experts, nullptr};
     STD_TORCH_CHECK(
         blob.numel() == layer.experts * role.first.panels() * role.first.panel_bytes(),
@@ -333,7 +314,8 @@ std::vector<Run> group_pairs(const Tensor& ids, int64_t experts, std::vector<Pai
 Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor& weights,
                      const std::vector<Tensor>& parts, const std::vector<int64_t>& shape,
                      const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias,
-                     const std::string& name, bool gated, double alpha, double limit) {
+                     const std::string& name, bool gated, double alpha, double limit,
+                     int64_t asked_digits) {
   Layer layer = layer_of(parts, shape);
   const Function function = function_of(name, gated, alpha, limit);
   Tensor x = dense(given), ids = dense(given_ids);
@@ -368,7 +350,7 @@ Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor&
       some.push_back(runs[at++]);
     }
     run_experts(layer, function, rows, pairs, some, shares.data(), top, place_of, sums.data(),
-                tokens);
+                tokens, digits_for(number_of(x), asked_digits));
   }
   kernels().narrow(sums.data(), tokens * n, y.data_ptr(), 0, number_of(y));
   return y;

@@ -1,71 +1,53 @@
 // The kernels, written once over sixteen lanes; a variant includes a simd_*.h before this file.
 //
-// Numerics: float32 throughout. Few rows: per group the sum of x times code, then one multiply by
-// the scale; forms with a zero or an offset add the group's sum of x. Many rows: panels are decoded
-// to floats once, in tiles that stay in the caches, and multiplied with every row.
+// Numerics: the sum of codes times digits of x is exact in each group; groups are scaled and added
+// in float32. Few rows decode codes in registers, many rows decode them once to tiles of bytes.
+#include "digits.h"
 #include "few.h"
+#include "float8.h"
 #include "many.h"
 
 namespace {
 
-// **** choosing the instance ****
-
 using Run = void (*)(const Weight&, const Rows&, const Output&, int64_t, int64_t);
 
+// Fewer registers hold the sums of fewer rows.
+template <int BITS, bool TABLE, int P>
+Run by_rows(int64_t m) {
+  if (m == 1) return few<BITS, TABLE, P, 1>;
+  if constexpr (QC_REGISTERS >= 32) {
+    if (m == 2) return few<BITS, TABLE, P, 2>;
+    if (m == 4) return few<BITS, TABLE, P, 4>;
+  }
+  return many<BITS, TABLE, P>;
+}
+
 // Tables have 16 entries at most, hence no lookups wider than 4 bits.
-template <int FORM, int BITS>
-constexpr Run pick(bool is_few) {
-  constexpr int B = FORM == LOOKUP && BITS > 4 ? 4 : BITS;
-  return is_few ? few<B, FORM> : many<B, FORM>;
+template <int BITS, bool TABLE>
+Run by_digits(const Rows& in) {
+  constexpr int B = TABLE && BITS > 4 ? 4 : BITS;
+  if (in.digits == 1) return by_rows<B, TABLE, 1>(in.m);
+  return in.digits == 2 ? by_rows<B, TABLE, 2>(in.m) : by_rows<B, TABLE, 3>(in.m);
 }
 
-template <int FORM>
-Run pick_bits(bool is_few, int bits) {
+template <bool TABLE>
+Run by_bits(int bits, const Rows& in) {
   switch (bits) {
-    case 1: return pick<FORM, 1>(is_few);
-    case 2: return pick<FORM, 2>(is_few);
-    case 3: return pick<FORM, 3>(is_few);
-    case 4: return pick<FORM, 4>(is_few);
-    case 5: return pick<FORM, 5>(is_few);
-    case 6: return pick<FORM, 6>(is_few);
-    case 7: return pick<FORM, 7>(is_few);
-    default: return pick<FORM, 8>(is_few);
+    case 1: return by_digits<1, TABLE>(in);
+    case 2: return by_digits<2, TABLE>(in);
+    case 3: return by_digits<3, TABLE>(in);
+    case 4: return by_digits<4, TABLE>(in);
+    case 5: return by_digits<5, TABLE>(in);
+    case 6: return by_digits<6, TABLE>(in);
+    case 7: return by_digits<7, TABLE>(in);
+    default: return by_digits<8, TABLE>(in);
   }
 }
 
-Run pick_form(bool is_few, const Weight& w) {
-  switch (w.form) {
-    case ZERO: return pick_bits<ZERO>(is_few, w.bits);
-    case OFFSET: return pick_bits<OFFSET>(is_few, w.bits);
-    case LOOKUP: return pick_bits<LOOKUP>(is_few, w.bits);
-    case FLOAT8: return pick<FLOAT8, 8>(is_few);
-    default: return pick_bits<SYMMETRIC>(is_few, w.bits);
-  }
-}
-
-void run_few(const Weight& w, const Rows& in, const Output& out, int64_t begin, int64_t end) {
-  pick_form(true, w)(w, in, out, begin, end);
-}
-
-void run_many(const Weight& w, const Rows& in, const Output& out, int64_t begin, int64_t end) {
-  pick_form(false, w)(w, in, out, begin, end);
-}
-
-// **** activations ****
-
-void sum_groups(const Weight& w, const float* x, int64_t m, float* sums) {
-  const int64_t groups = w.groups(), stride = w.padded();
-  for (int64_t r = 0; r < m; r++) {
-    for (int64_t g = 0; g < groups; g++) {
-      const float* from = x + r * stride + g * w.padded_group();
-      float part[UNIT] = {};  // padding is zero
-      for (int64_t u = 0; u < Weight::units(w.columns(g)); u++) {
-        for (int c = 0; c < UNIT; c++) part[c] += from[u * UNIT + c];
-      }
-      *sums++ = ((part[0] + part[4]) + (part[1] + part[5])) +
-                ((part[2] + part[6]) + (part[3] + part[7]));
-    }
-  }
+void multiply(const Weight& w, const Rows& in, const Output& out, int64_t begin, int64_t end) {
+  if (w.form == FLOAT8) return float8(w, in, out, begin, end);
+  (w.form == LOOKUP ? by_bits<true>(w.bits, in) : by_bits<false>(w.bits, in))(w, in, out, begin,
+                                                                              end);
 }
 
 void widen(const void* from, int64_t at, Number type, int64_t count, float* to) {
@@ -84,12 +66,9 @@ void narrow(const float* from, int64_t count, void* to, int64_t at, Number type)
   for (; i < count; i++) from_float(to, at + i, type, from[i]);
 }
 
-constexpr Kernels table_of(const char* name) {
-#ifdef QC_EIGHT_ROWS_AT_ONCE
-  constexpr int64_t few = 16;
-#else
-  constexpr int64_t few = 4;
-#endif
-  return {name, few, run_few, run_many, sum_groups, widen, narrow};
-}
 }  // namespace
+
+const qc::Kernels& qc::kernels() {
+  static const Kernels all = {multiply, quantize, widen, narrow};
+  return all;
+}

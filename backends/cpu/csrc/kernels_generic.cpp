@@ -1,10 +1,5 @@
-// The kernels for any machine.
-#define QC_ONE_ROW_AT_A_TIME
+// The kernels for any little-endian machine.
 #include "simd_generic.h"
 //
+#define QC_REGISTERS 8
 #include "kernels.h"
-
-const qc::Kernels* qc::kernels_generic() {
-  static const Kernels all = table_of("generic");
-  return &all;
-}

@@ -1,9 +1,9 @@
-// Packing and decoding of panels, a row's eight codes at a time; conversions of numbers.
+// Packing and decoding of panels; conversions of numbers.
 // Little-endian, as the layout is.
 #include "panel.h"
 
+#include <algorithm>
 #include <cstring>
-#include <initializer_list>
 
 namespace qc {
 
@@ -72,111 +72,173 @@ void from_float(void* to, int64_t at, Number type, float value) {
 
 namespace {
 
-// Eight codes of one byte each become one number of 8 * bits bits, in three halvings.
-uint64_t join_codes(uint64_t codes, int bits) {
-  codes &= 0x0101010101010101u * ((1u << bits) - 1);
-  for (int width = 8; width < 64; width *= 2) {
-    const uint64_t low = ~0ull / ((1ull << width) + 1);  // every other run of `width` bits
-    codes = (codes & low) | ((codes & ~low) >> (width - width / 8 * bits));
-  }
-  return codes;
-}
+// The codes of a unit, [quad][row][column].
+using Codes = uint8_t[QUADS][ROWS][QUADS];
 
-// A row's number in a unit, word by word.
-template <typename Copy>
-void each_word(int bits, int row, const Copy& copy) {
-  int unit_at = 0, number_at = 0;
-  for (int width : {4, 4, 2, 1}) {
-    if (number_at + width > bits) continue;
-    copy(unit_at + row * width, number_at, width);
-    unit_at += ROWS * width;
-    number_at += width;
+void put_nibbles(const Codes& codes, uint8_t* to) {
+  const uint8_t* q = &codes[0][0][0];
+  for (int half = 0; half < 2; half++, q += 2 * LINE, to += LINE) {
+    for (int i = 0; i < LINE; i++) to[i] = static_cast<uint8_t>((q[i] & 15) | q[LINE + i] << 4);
   }
 }
 
-void pack_head(const Weight& w, const void* scale, const float* extra, int64_t row, int64_t group,
-               int lane, uint8_t* head) {
-  const int64_t at = row * w.groups() + group, size = bytes_of(w.scale);
-  std::memcpy(head + lane * size, static_cast<const uint8_t*>(scale) + at * size,
+void put_pairs(const Codes& codes, int at, uint8_t* to) {
+  const uint8_t* q = &codes[0][0][0];
+  for (int i = 0; i < LINE; i++) {
+    to[i] = static_cast<uint8_t>((q[i] >> at & 3) | (q[LINE + i] >> at & 3) << 2 |
+                                 (q[2 * LINE + i] >> at & 3) << 4 | (q[3 * LINE + i] >> at & 3) << 6);
+  }
+}
+
+void put_bits(const Codes& codes, int at, uint8_t* to) {
+  const uint8_t* q = &codes[0][0][0];
+  for (int i = 0; i < 4 * LINE / 8; i++, q += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, q, 8);
+    eight = eight >> at & 0x0101010101010101u;
+    // The product gathers the lowest bits of the eight bytes in its highest byte.
+    to[i] = static_cast<uint8_t>(eight * 0x0102040810204080u >> 56);
+  }
+}
+
+// The codes of unit u of a chunk, from and to the chunk's runs.
+void put_unit(const Weight& w, const Chunk& at, int64_t u, const Codes& codes, uint8_t* panel) {
+  if (w.bits == 8) {
+    std::memcpy(panel + at.wide + u * 256, codes, sizeof(Codes));
+    return;
+  }
+  if (w.bits & 4) put_nibbles(codes, panel + at.nibbles + u * 128);
+  if (w.bits & 2) put_pairs(codes, w.bits & 4, panel + at.pairs + u * 64);
+  if (w.bits & 1) put_bits(codes, w.bits & 6, panel + at.bits + u * 32);
+}
+
+// The codes of one row in a unit, four to a word.
+void row_codes(const Weight& w, const Chunk& at, int64_t u, int64_t lane, const uint8_t* panel,
+               uint32_t* quads) {
+  if (w.bits == 8) {
+    for (int q = 0; q < QUADS; q++) {
+      std::memcpy(quads + q, panel + at.wide + u * 256 + q * LINE + lane * 4, 4);
+    }
+    return;
+  }
+  uint32_t word[2] = {};
+  if (w.bits & 4) {
+    const uint8_t* from = panel + at.nibbles + u * 128 + lane * 4;
+    std::memcpy(word, from, 4);
+    std::memcpy(word + 1, from + LINE, 4);
+  }
+  for (int q = 0; q < QUADS; q++) quads[q] = word[q / 2] >> (q % 2 * 4) & 0x0f0f0f0fu;
+  if (w.bits & 2) {
+    std::memcpy(word, panel + at.pairs + u * 64 + lane * 4, 4);
+    for (int q = 0; q < QUADS; q++) quads[q] |= (word[0] >> (2 * q) & 0x03030303u) << (w.bits & 4);
+  }
+  if (w.bits & 1) {
+    const uint8_t* from = panel + at.bits + u * 32 + lane / 2;
+    for (int q = 0; q < QUADS; q++) {
+      const uint32_t four = from[q * 8] >> (lane % 2 * 4) & 15u;
+      quads[q] |= (four * 0x00204081u & 0x01010101u) << (w.bits & 6);
+    }
+  }
+}
+
+// The head of one row in a group.
+void put_head(const Weight& w, const Source& from, int64_t row, int64_t wide, int64_t lane,
+              uint8_t* head) {
+  const int64_t at = row * from.groups + wide, size = w.step_bytes();
+  std::memcpy(head + lane * size, static_cast<const uint8_t*>(from.scale) + at * size,
               static_cast<size_t>(size));
-  if (extra) std::memcpy(head + ROWS * size + lane * 4, extra + at, 4);
+  uint8_t* extra = head + ROWS * size;
+  if (w.form == OFFSET) {
+    std::memcpy(extra + lane * 4, static_cast<const float*>(from.extra) + at, 4);
+  } else if (w.form == ZERO) {
+    const auto zero = static_cast<int16_t>(static_cast<const int32_t*>(from.extra)[at]);
+    std::memcpy(extra + lane * 2, &zero, 2);
+  }
 }
 
-void pack_panel(const Weight& w, const uint8_t* codes, const void* scale, const float* extra,
-                uint8_t* out, int64_t panel) {
-  const int64_t groups = w.groups(), first = panel * ROWS;
-  const int rows = static_cast<int>(w.n - first < ROWS ? w.n - first : ROWS);
-  const bool plain = w.form == LOOKUP || w.form == FLOAT8;
-  const uint64_t flip = !plain ? 0x0101010101010101u << (w.bits - 1) : 0;
-  if (rows < ROWS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
-  for (int64_t g = 0; g < groups; g++) {
-    for (int r = 0; r < rows; r++) pack_head(w, scale, extra, first + r, g, r, out);
-    uint8_t* unit = out + w.head_bytes();
-    const int64_t columns = w.columns(g);
-    for (int64_t c = 0; c < columns; c += UNIT, unit += w.unit_bytes()) {
-      const int64_t left = columns - c;
-      for (int r = 0; r < rows; r++) {
-        const uint8_t* from = codes + (first + r) * w.k + g * w.group + c;
-        uint64_t eight = 0;
-        if (left >= UNIT) std::memcpy(&eight, from, UNIT);
-        else std::memcpy(&eight, from, static_cast<size_t>(left));
-        eight = join_codes(eight ^ flip, w.bits);
-        const auto* bytes = reinterpret_cast<const uint8_t*>(&eight);
-        each_word(w.bits, r, [&](int to, int at, int width) {
-          std::memcpy(unit + to, bytes + at, static_cast<size_t>(width));
-        });
+void pack_panel(const Weight& w, const Source& from, uint8_t* panel, int64_t index) {
+  const int64_t first = index * ROWS, rows = std::min(ROWS, w.n - first);
+  std::memset(panel, 0, static_cast<size_t>(w.panel_bytes()));
+  for (int64_t c = 0; c < w.chunks(); c++) {
+    const Chunk at = w.chunk(c);
+    int64_t unit = 0;
+    for (int64_t g = at.group; g < at.group + at.groups; g++) {
+      uint8_t* head = panel + at.heads + (g - at.group) * w.head_bytes();
+      const int64_t wide = g * w.group / from.group;
+      for (int64_t r = 0; r < rows; r++) put_head(w, from, first + r, wide, r, head);
+      const int64_t columns = w.columns(g);
+      for (int64_t column = 0; column < columns; column += UNIT, unit++) {
+        const auto count = static_cast<size_t>(std::min(UNIT, columns - column));
+        Codes codes = {};
+        for (int64_t r = 0; r < rows; r++) {
+          uint8_t row[UNIT] = {};
+          std::memcpy(row, from.codes + (first + r) * w.k + g * w.group + column, count);
+          for (int q = 0; q < QUADS; q++) std::memcpy(codes[q][r], row + q * 4, 4);
+        }
+        put_unit(w, at, unit, codes, panel);
       }
     }
-    out += w.group_bytes(g);
   }
 }
 
-float value_of(const Weight& w, int code, float scale, float extra) {
-  if (w.form == LOOKUP) return scale * static_cast<float>(w.table[code]);
-  if (w.form == FLOAT8) {
-    const uint16_t bits = half_of_float8(static_cast<uint32_t>(code));
-    return scale * (to_float(&bits, 0, F16) * FLOAT8_STEP);
+// What a row's codes of a group mean.
+struct Head {
+  float scale, extra;
+};
+
+Head head_of(const Weight& w, const uint8_t* heads, int64_t group, int64_t lane) {
+  const uint8_t* head = heads + w.factor_bytes() + group * w.head_bytes();
+  if (w.scale == NESTED) {
+    const auto* steps = reinterpret_cast<const int8_t*>(head);
+    const float scale = to_float(heads, lane, F16) * static_cast<float>(steps[lane]);
+    if (w.form != OFFSET) return {scale, 0};
+    return {scale, to_float(heads, ROWS + lane, F16) * static_cast<float>(steps[ROWS + lane])};
   }
-  const int half = 1 << (w.bits - 1);  // the top bit is stored flipped
-  code ^= half;
+  const float scale = to_float(head, lane, w.scale == PLAIN_F16 ? F16 : F32);
+  const uint8_t* extra = head + ROWS * w.step_bytes();
+  if (w.form == OFFSET) return {scale, to_float(extra, lane, F32)};
+  if (w.form != ZERO) return {scale, 0};
+  return {scale, static_cast<float>(reinterpret_cast<const int16_t*>(extra)[lane])};
+}
+
+float value_of(const Weight& w, int code, const Head& head) {
   switch (w.form) {
-    case OFFSET: return scale * static_cast<float>(code) + extra;
-    case ZERO: return scale * (static_cast<float>(code) - extra);
-    default: return scale * static_cast<float>(code - half);
+    case LOOKUP: return head.scale * static_cast<float>(w.table[code]);
+    case OFFSET: return head.scale * static_cast<float>(code) + head.extra;
+    case ZERO: return head.scale * (static_cast<float>(code) - head.extra);
+    case FLOAT8: {
+      const uint16_t bits = half_of_float8(static_cast<uint32_t>(code));
+      return head.scale * (to_float(&bits, 0, F16) * FLOAT8_STEP);
+    }
+    default: return head.scale * static_cast<float>(code - middle_code(w.bits, false));
   }
 }
 
 }  // namespace
 
-void pack(const Weight& w, const uint8_t* codes, const void* scale, const float* extra,
-          uint8_t* blob, int64_t begin, int64_t end) {
+void pack(const Weight& w, const Source& from, uint8_t* blob, int64_t begin, int64_t end) {
   for (int64_t panel = begin; panel < end; panel++) {
-    pack_panel(w, codes, scale, extra, blob + panel * w.panel_bytes(), panel);
+    pack_panel(w, from, blob + panel * w.panel_bytes(), panel);
   }
 }
 
 void decode_row(const Weight& w, int64_t row, float* out) {
-  const uint8_t* head = w.blob + row / ROWS * w.panel_bytes();
-  const int lane = static_cast<int>(row % ROWS), mask = (1 << w.bits) - 1;
-  for (int64_t g = 0; g < w.groups(); g++) {
-    float scale = to_float(head, lane, w.scale), extra = 0;
-    if (w.form == ZERO || w.form == OFFSET) {
-      std::memcpy(&extra, head + w.scale_bytes() + lane * 4, 4);
-    }
-    const uint8_t* unit = head + w.head_bytes();
-    const int64_t columns = w.columns(g);
-    for (int64_t c = 0; c < columns; c += UNIT, unit += w.unit_bytes()) {
-      uint64_t eight = 0;
-      auto* bytes = reinterpret_cast<uint8_t*>(&eight);
-      each_word(w.bits, lane, [&](int from, int at, int width) {
-        std::memcpy(bytes + at, unit + from, static_cast<size_t>(width));
-      });
-      const int count = static_cast<int>(columns - c < UNIT ? columns - c : UNIT);
-      for (int i = 0; i < count; i++, eight >>= w.bits) {
-        *out++ = value_of(w, static_cast<int>(eight) & mask, scale, extra);
+  const uint8_t* panel = w.blob + row / ROWS * w.panel_bytes();
+  const int64_t lane = row % ROWS;
+  for (int64_t c = 0; c < w.chunks(); c++) {
+    const Chunk at = w.chunk(c);
+    int64_t unit = 0;
+    for (int64_t g = at.group; g < at.group + at.groups; g++) {
+      const Head head = head_of(w, panel + at.heads, g - at.group, lane);
+      const int64_t columns = w.columns(g);
+      for (int64_t column = 0; column < columns; column += UNIT, unit++) {
+        const int count = static_cast<int>(std::min(UNIT, columns - column));
+        uint32_t quads[QUADS];
+        row_codes(w, at, unit, lane, panel, quads);
+        const auto* codes = reinterpret_cast<const uint8_t*>(quads);
+        for (int i = 0; i < count; i++) *out++ = value_of(w, codes[i], head);
       }
     }
-    head += w.group_bytes(g);
   }
 }
 

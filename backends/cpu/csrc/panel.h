@@ -1,17 +1,22 @@
 // The panel layout and the interface of the kernels that read it. No torch headers here.
 //
-// A panel is 16 output rows interleaved so that one SIMD lane is one row. It is a run of groups:
+// A panel is 16 output rows interleaved so that one 32-bit lane of a register is one row. It is a
+// run of chunks of at most 256 columns, each a run of 64-byte lines:
 //
-//   group  = scale[16] (f16 or f32), extra[16] (f32; forms zero and offset), units
-//   unit   = 8 columns x 16 rows of codes: a row's 8 codes are one number of 8 * bits bits, code c
-//            at bits [c * bits, (c + 1) * bits). The number is cut, low end first, into words of
-//            4, 2 and 1 bytes (bits = 8: two words of 4; 7 = 4 + 2 + 1; 6 = 4 + 2; 5 = 4 + 1;
-//            3 = 2 + 1), and each word is stored for all 16 rows before the next: little-endian.
+//   chunk = heads, quads of 8 bits | (nibbles, pairs, bits)        each from a 64-byte boundary
+//   heads = factors of the chunk (nested scales only), then one head a group:
+//           plain:  scale[16] (f16 or f32), extra[16] (form offset: f32; form zero: int16)
+//           nested: factor[16], offset factor[16] (f16; the latter for the form offset only), and
+//                   in each group step[16], offset step[16] (int8): scale = factor * step
+//   unit  = 16 columns = 4 quads; a quad is one 64-byte register: lane r, byte b is column b of row r
+//   quads   of 8 bits lie one after the other: 256 bytes a unit;
+//   nibbles 128 bytes a unit: two registers, low halves of bytes quads 0 and 2, high 1 and 3;
+//   pairs   64 bytes a unit: one register, bits 2q and 2q + 1 of a byte belong to quad q;
+//   bits    32 bytes a unit: one 64-bit mask a quad, bit 4 r + b for row r, column b.
 //
-// Codes are stored minus 2^(bits - 1), in two's complement, so that sums of x times code do not
-// grow by a middle value that is subtracted later. Codes of a lookup are stored as they are, and so
-// are those of the form float8, which are numbers of the type e4m3fn.
-// Every group is padded to a multiple of 8 columns and every panel to 16 rows, with zero bits.
+// A code of 7 bits is a nibble, then a pair, then a bit, lowest first; 6 = 4 + 2, 5 = 4 + 1,
+// 3 = 2 + 1. Codes are stored as the spec numbers them. Groups are padded to whole units, panels to
+// 16 rows, with zeros. Groups wider than 256 columns are cut evenly, with their scale repeated.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +25,7 @@ namespace qc {
 
 enum Form : int { SYMMETRIC = 0, ZERO = 1, OFFSET = 2, LOOKUP = 3, FLOAT8 = 4 };
 enum Number : int { F32 = 0, F16 = 1, BF16 = 2 };
+enum Scale : int { PLAIN_F32 = 0, PLAIN_F16 = 1, NESTED = 2 };
 
 constexpr int64_t bytes_of(Number type) { return type == F32 ? 4 : 2; }
 
@@ -29,42 +35,89 @@ constexpr uint16_t half_of_float8(uint32_t code) {
   return static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7fu) << 7);
 }
 
-constexpr int ROWS = 16;  // rows of a panel
-constexpr int UNIT = 8;   // columns of a unit
+constexpr int64_t ROWS = 16;    // rows of a panel
+constexpr int64_t UNIT = 16;    // columns of a unit
+constexpr int64_t QUADS = 4;    // quads of a unit
+constexpr int64_t CHUNK = 256;  // most columns of a chunk
+constexpr int64_t LINE = 64;
+
+constexpr int64_t up_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+// Where the parts of a chunk lie, in bytes from the start of its panel.
+struct Chunk {
+  int64_t heads, wide, nibbles, pairs, bits, end;  // `wide`: quads of 8 bits
+  int64_t group, groups;                           // its first group, and how many it has
+};
 
 struct Weight {
   const uint8_t* blob;
   const int8_t* table;  // 16 entries, form lookup only
-  int64_t n, k, group;
+  int64_t n, k, group;  // columns of a group, CHUNK at most
   int bits;
   Form form;
-  Number scale;
+  Scale scale;
 
-  static int64_t units(int64_t columns) { return (columns + UNIT - 1) / UNIT; }
   int64_t groups() const { return (k + group - 1) / group; }
   int64_t columns(int64_t g) const { return g + 1 < groups() ? group : k - g * group; }
+  int64_t units(int64_t g) const { return (columns(g) + UNIT - 1) / UNIT; }
   // Columns as they are stored: all groups start at multiples of UNIT.
-  int64_t padded_group() const { return units(group) * UNIT; }
-  int64_t padded() const {
-    return (groups() - 1) * padded_group() + units(columns(groups() - 1)) * UNIT;
+  int64_t padded_group() const { return up_to(group, UNIT); }
+  int64_t padded() const { return (groups() - 1) * padded_group() + units(groups() - 1) * UNIT; }
+  bool has_extra() const { return form == ZERO || form == OFFSET; }
+  int64_t chunk_groups() const { return CHUNK / padded_group(); }
+  int64_t chunks() const { return (groups() + chunk_groups() - 1) / chunk_groups(); }
+  int64_t factor_bytes() const { return scale == NESTED ? ROWS * (form == OFFSET ? 4 : 2) : 0; }
+  int64_t step_bytes() const {  // what a row has of scale in a group
+    return scale == NESTED ? 1 : scale == PLAIN_F16 ? 2 : 4;
   }
-  int64_t scale_bytes() const { return ROWS * bytes_of(scale); }
   int64_t head_bytes() const {
-    return scale_bytes() + (form == ZERO || form == OFFSET ? ROWS * 4 : 0);
+    const int64_t extra = !has_extra() ? 0 : scale == NESTED ? 1 : form == ZERO ? 2 : 4;
+    return ROWS * (step_bytes() + extra);
   }
-  int64_t unit_bytes() const { return ROWS * bits; }
-  int64_t group_bytes(int64_t g) const { return head_bytes() + units(columns(g)) * unit_bytes(); }
-  int64_t panel_bytes() const {
-    return (groups() - 1) * group_bytes(0) + group_bytes(groups() - 1);
+  Chunk chunk(int64_t c) const {
+    Chunk at{};
+    at.group = c * chunk_groups();
+    at.groups = groups() - at.group < chunk_groups() ? groups() - at.group : chunk_groups();
+    const int64_t last = at.group + at.groups - 1;
+    const int64_t count = (at.groups - 1) * (padded_group() / UNIT) + units(last);
+    at.heads = c * full_chunk();
+    at.wide = at.nibbles = at.heads + up_to(factor_bytes() + at.groups * head_bytes(), LINE);
+    if (bits == 8) {
+      at.end = at.wide + count * 256;
+      return at;
+    }
+    at.pairs = at.nibbles + (bits & 4 ? count * 128 : 0);
+    at.bits = at.pairs + (bits & 2 ? count * 64 : 0);
+    at.end = at.bits + (bits & 1 ? up_to(count * 32, LINE) : 0);
+    return at;
   }
+  int64_t panel_bytes() const { return chunk(chunks() - 1).end; }
   int64_t panels() const { return (n + ROWS - 1) / ROWS; }
+
+ private:
+  int64_t full_chunk() const {
+    const int64_t count = chunk_groups() * (padded_group() / UNIT);
+    const int64_t codes = bits & 1 ? count * 32 * (bits - 1) + up_to(count * 32, LINE)
+                                   : count * 32 * bits;
+    return up_to(factor_bytes() + chunk_groups() * head_bytes(), LINE) + codes;
+  }
 };
 
-// x as the kernels want it: float32 rows of w.padded() columns.
+// Activations as the kernels want them: every group of columns as whole numbers of `digits` signed
+// bytes, most significant first, times a step; see digits.h. Rows of the form float8 stay floats.
 struct Rows {
-  const float* x;     // [m][stride]
-  const float* sums;  // [m][groups]: sum of each group's columns; forms zero and offset, few rows
-  int64_t m, stride;
+  const int8_t* codes;   // [m][digits][padded]
+  const int32_t* start;  // [m][digits][groups]: minus the middle code times the group's sum
+  const float* step;     // [m][groups]
+  const float* sums;     // [m][groups]: sum of the group's x
+  const float* x;        // [m][padded], form float8 only
+  int64_t m, digits, padded, groups;
+
+  Rows from(int64_t row) const {
+    return {codes + row * digits * padded, start + row * digits * groups, step + row * groups,
+            sums + row * groups,           x + row * padded,              m - row,
+            digits,                        padded,                        groups};
+  }
 };
 
 struct Output {
@@ -74,26 +127,33 @@ struct Output {
 };
 
 struct Kernels {
-  const char* name;
-  int64_t few_rows;  // up to so many rows go to `few`
-  // Up to few_rows rows times panels [begin, end): codes are decoded in registers.
-  void (*few)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
-  // Any number of rows times panels [begin, end): codes are decoded once, to tiles.
-  void (*many)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
-  // The sums of Rows.
-  void (*sum_groups)(const Weight&, const float* x, int64_t m, float* sums);
+  // Rows times panels [begin, end).
+  void (*multiply)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
+  // Row `row` of `to` from its floats, which are padded; `to` says how many digits.
+  void (*quantize)(const Weight&, const float* x, const Rows& to, int64_t row);
   // Numbers from and to float32.
   void (*widen)(const void* from, int64_t at, Number type, int64_t count, float* to);
   void (*narrow)(const float* from, int64_t count, void* to, int64_t at, Number type);
 };
 
-const Kernels* kernels_generic();
-const Kernels* kernels_avx2();
-const Kernels* kernels_avx512();
+// Those of the variant that the library was built with.
+const Kernels& kernels();
+
+// The middle of the codes, which sums of x times code leave out so as not to grow. A lookup's table
+// holds signed bytes, which kernels raise by 128.
+constexpr int middle_code(int bits, bool is_lookup) { return is_lookup ? 128 : 1 << (bits - 1); }
+
+// Codes and heads of rows, as a scheme has them.
+struct Source {
+  const uint8_t* codes;  // [n][k]
+  const void* scale;     // [n][wide groups], f16 or f32
+  const void* extra;     // [n][wide groups], f32 (offset) or int32 (zero), or null
+  int64_t groups;        // wide groups
+  int64_t group;         // columns of a wide group
+};
 
 // Packs rows of codes into panels [begin, end); the pointers are at the first row of all.
-void pack(const Weight& shape, const uint8_t* codes, const void* scale, const float* extra,
-          uint8_t* blob, int64_t begin, int64_t end);
+void pack(const Weight& shape, const Source& from, uint8_t* blob, int64_t begin, int64_t end);
 // Decodes one row into k floats.
 void decode_row(const Weight& weight, int64_t row, float* out);
 

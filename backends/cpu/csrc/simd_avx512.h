@@ -1,4 +1,4 @@
-// Sixteen lanes as one AVX-512 register; compiled with -mavx512f -mavx512bw -mavx512vl -mavx512dq.
+// Sixteen lanes as one AVX-512 register; compiled for AVX-512 F, BW, VL, DQ and VNNI.
 #pragma once
 #include <immintrin.h>
 
@@ -60,10 +60,17 @@ inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
 
 // **** words ****
 
-inline Words load_words(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-inline Words load_halves(const uint8_t* p) { return {_mm512_cvtepu16_epi32(load_256(p))}; }
-inline Words load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(load_128(p))}; }
+inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_words(void* p, const Words& x) { _mm512_storeu_si512(p, x.v); }
+inline Words spread_word(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Words load_signed_bytes(const uint8_t* p) { return {_mm512_cvtepi8_epi32(load_128(p))}; }
+inline Words load_signed_halves(const uint8_t* p) { return {_mm512_cvtepi16_epi32(load_256(p))}; }
 inline Words join(const Words& x, const Words& y) { return {_mm512_or_si512(x.v, y.v)}; }
+inline Words flip(const Words& x, uint32_t bits) {
+  return {_mm512_xor_si512(x.v, _mm512_set1_epi32(static_cast<int>(bits)))};
+}
+inline Words plus(const Words& x, const Words& y) { return {_mm512_add_epi32(x.v, y.v)}; }
+inline Words larger(const Words& x, const Words& y) { return {_mm512_max_epi32(x.v, y.v)}; }
 inline Words mask(const Words& x, uint32_t bits) {
   return {_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(bits)))};
 }
@@ -77,14 +84,35 @@ inline Words shift_right_signed(const Words& x, int by) {
   return {_mm512_srai_epi32(x.v, static_cast<unsigned>(by))};
 }
 inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline Words rounded(const Lanes& x) { return {_mm512_cvtps_epi32(x.v)}; }
+inline Words bits_of(const Lanes& x) { return {_mm512_castps_si512(x.v)}; }
+inline int32_t total_of(const Words& x) { return _mm512_reduce_add_epi32(x.v); }
+inline int32_t largest_of(const Words& x) { return _mm512_reduce_max_epi32(x.v); }
+inline void store_low_bytes(int8_t* p, const Words& x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+}
 // The low halves of words as numbers of sixteen bits.
 inline Lanes from_halves(const Words& x) {
   return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.v))};
 }
+
+// **** bytes of words ****
+
 inline Table load_table(const int8_t* p) { return {_mm512_broadcast_i32x4(load_128(p))}; }
 // Every byte of every word becomes the table's entry of that number, 0 to 15.
 inline Words look_up(const Table& table, const Words& x) {
   return {_mm512_shuffle_epi8(table.v, x.v)};
+}
+// Adds `value` to the bytes that a mask of 64 bits in memory names.
+inline Words add_where(const Words& x, const uint8_t* mask, int8_t value) {
+  return {_mm512_mask_add_epi8(x.v, *reinterpret_cast<const __mmask64*>(mask), x.v,
+                               _mm512_set1_epi8(value))};
+}
+// sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
+// that the unsigned bytes may exceed 127.
+template <bool WIDE>
+inline Words dot(const Words& sum, const Words& codes, const Words& x) {
+  return {_mm512_dpbusd_epi32(sum.v, codes.v, x.v)};
 }
 
 }  // namespace

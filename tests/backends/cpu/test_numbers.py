@@ -51,7 +51,7 @@ def test_floats_are_rounded_to_the_nearest(dtype: torch.dtype) -> None:
     weight = panel(values, 3)
     blob, table = weight.parts["blob"], weight.parts["table"]
     found = torch.ops.qcompile_cpu.panel_embedding(
-        torch.arange(len(values)), blob, table, *arguments(weight.spec, weight.shape), dtype
+        torch.arange(len(values)), blob, table, arguments(weight.spec, weight.shape), dtype
     )
     assert equal(found, values[:, None].expand(-1, 3).to(dtype))
 
@@ -62,6 +62,11 @@ def test_every_number_of_16_bits_is_read(dtype: torch.dtype) -> None:
     blob, table = weight.parts["blob"], weight.parts["table"]
     call, shape = torch.ops.qcompile_cpu.panel_linear, arguments(weight.spec, weight.shape)
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)[:, None]
-    found = torch.cat([call(x, blob, table, None, *shape) for x in every.split(1)])
+    found = torch.cat([call(x, blob, table, None, shape, 0) for x in every.split(1)])
+    expected = every.clone()
+    expected[every.isinf()] = float("nan")  # a row that holds an infinity is no number
+    # The least of bfloat16 are rounded to multiples of the least normal number.
+    tiny = every.abs().float() < 2.0**-112
+    assert float((found[tiny].float() - every[tiny].float()).abs().max()) <= 2.0**-127
     # A sum begins with 0, and 0 + -0 is 0.
-    assert equal(found, torch.where(every == 0, 0, every))
+    assert equal(found[~tiny], torch.where(every == 0, 0, expected)[~tiny])

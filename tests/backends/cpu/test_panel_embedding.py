@@ -33,7 +33,7 @@ def rows(weight: QuantizedTensor, ids: torch.Tensor, dtype: torch.dtype) -> torc
     packed = route.apply(weight)
     call, parts = torch.ops.qcompile_cpu.panel_embedding, packed.parts
     shape = arguments(packed.spec, packed.shape)
-    return call(ids, parts["blob"], parts["table"], *shape, dtype)  # type: ignore[no-any-return]
+    return call(ids, parts["blob"], parts["table"], shape, dtype)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

@@ -30,49 +30,83 @@ def test_the_example_in_the_docstring() -> None:
     assert found.failed == 0
 
 
+def code_in(blob: bytes, codes: int, units: int, bits: int, place: int, lane: int) -> int:
+    """The code of a row at a place of a chunk, whose codes begin at ``codes``."""
+    unit, quad, byte = place // 16, place % 16 // 4, 4 * lane + place % 4
+    if bits == 8:
+        return blob[codes + 256 * unit + 64 * quad + byte]
+    found = at = 0
+    if bits & 4:
+        nibbles = blob[codes + 128 * unit + 64 * (quad // 2) + byte]
+        found, at = nibbles >> 4 * (quad % 2) & 15, 128 * units
+    if bits & 2:
+        found |= (blob[codes + at + 64 * unit + byte] >> 2 * quad & 3) << (bits & 4)
+        at += 64 * units
+    if bits & 1:
+        mask = int.from_bytes(blob[codes + at + 32 * unit + 8 * quad :][:8], "little")
+        found |= (mask >> byte & 1) << (bits & 6)
+    return found
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("form", ["symmetric", "zero", "offset"])
-def test_every_byte_of_a_panel(bits: int, form: AffineForm) -> None:
-    """Two groups, the second short, 19 rows: read back with Python's integers."""
-    spec = AffineSpec(bits, 16, form, torch.float16 if bits % 2 else torch.float32)
-    n, k = 19, 27
+@pytest.mark.parametrize(("group", "k"), [(16, 27), (20, 300)])
+def test_every_byte_of_a_panel(bits: int, form: AffineForm, group: int, k: int) -> None:
+    """A short last group, 19 rows, one or two chunks: read back with Python's integers."""
+    spec = AffineSpec(bits, group, form, torch.float16 if bits % 2 else torch.float32)
+    n, padded = 19, -(-group // 16) * 16
     weight = random_weight(spec, n, k)
     result = packed(weight)
     result.check("test")
     blob = bytes(result.parts["blob"].flatten().tolist())
-    words = {8: (4, 4), 7: (4, 2, 1), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,), 1: (1,)}
-    size = len(blob) // 2
+    size, wide, each = len(blob) // 2, spec.scale.itemsize, 256 // padded
+    head = 16 * (wide + {"zero": 2, "offset": 4}.get(form, 0))
+    kind = {"zero": torch.int16, "offset": torch.float32}.get(form)
     for row in range(n):
         at, lane = row // 16 * size, row % 16
-        for group, units in enumerate((2, 2)):
-            scale = blob[at + lane * spec.scale.itemsize :][: spec.scale.itemsize]
-            wanted = weight.parts["scale"][row, group].reshape(1).view(torch.uint8)
-            assert scale == bytes(wanted.tolist())
-            at += 16 * spec.scale.itemsize
-            if form != "symmetric":
-                extra = weight.parts[form][row, group].float().reshape(1).view(torch.uint8)
-                assert blob[at + 4 * lane : at + 4 * lane + 4] == bytes(extra.tolist())
-                at += 64
-            for unit in range(units):
-                number = b""
-                for width in words[bits]:
-                    number += blob[at + width * lane : at + width * lane + width]
-                    at += 16 * width
-                for column in range(8):
-                    where = group * 16 + unit * 8 + column
-                    if where < k:
-                        stored = int.from_bytes(number, "little") >> (bits * column)
-                        code = int(weight.parts["codes"][row, where])
-                        assert stored % 2**bits == (code - 2 ** (bits - 1)) % 2**bits
+        for first in range(0, -(-k // group), each):
+            groups = range(first, min(first + each, -(-k // group)))
+            units = sum(-(-min(group, k - g * group) // 16) for g in groups)
+            codes = at + -(-len(groups) * head // 64) * 64
+            for g in groups:
+                here = at + (g - first) * head
+                wanted = weight.parts["scale"][row, g].reshape(1).view(torch.uint8)
+                assert blob[here + lane * wide :][:wide] == bytes(wanted.tolist())
+                if kind is not None:
+                    extra = weight.parts[form][row, g].to(kind).reshape(1).view(torch.uint8)
+                    place = here + 16 * wide + lane * kind.itemsize
+                    assert blob[place : place + kind.itemsize] == bytes(extra.tolist())
+                for column in range(min(group, k - g * group)):
+                    found = code_in(blob, codes, units, bits, (g - first) * padded + column, lane)
+                    assert found == int(weight.parts["codes"][row, g * group + column])
+            at = codes + units * 32 * (bits & 14) + -(-units * 32 * (bits & 1) // 64) * 64
 
 
 def test_codes_of_a_lookup_are_stored_as_they_are() -> None:
-    spec = LookupSpec(4, 8, tuple(range(-8, 8)), torch.float16)
-    codes = torch.arange(8, dtype=torch.uint8)[None]
+    spec = LookupSpec(4, 16, tuple(range(-8, 8)), torch.float16)
+    codes = torch.arange(16, dtype=torch.uint8)[None]
     scale = torch.ones(1, 1, dtype=torch.float16)
-    result = packed(QuantizedTensor(spec, "lookup", (1, 8), {"codes": codes, "scale": scale}))
-    assert result.parts["blob"][0, 32:36].tolist() == [0x10, 0x32, 0x54, 0x76]
+    result = packed(QuantizedTensor(spec, "lookup", (1, 16), {"codes": codes, "scale": scale}))
+    assert result.parts["blob"][0, 64:68].tolist() == [0x40, 0x51, 0x62, 0x73]
     assert result.parts["table"].tolist() == list(range(-8, 8))
+
+
+@pytest.mark.parametrize(
+    ("group", "k", "cut"), [(512, 1024, 256), (600, 1800, 200), (300, 600, 150)]
+)
+def test_wide_groups_are_cut_evenly(group: int, k: int, cut: int) -> None:
+    weight = random_weight(AffineSpec(4, group, "offset"), 20, k)
+    found = packed(weight)
+    found.check("here")
+    assert panel.arguments(found.spec, found.shape)[3] == cut
+    assert torch.equal(found.dequantize(), weight.dequantize())
+
+
+def test_a_zero_that_does_not_fit_is_refused() -> None:
+    weight = random_weight(AffineSpec(8, 16, "zero"), 16, 16)
+    weight.parts["zero"][3, 0] = 40000
+    with pytest.raises(LayoutError, match="a zero of 40000"):
+        packed(weight)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +117,7 @@ def test_codes_of_a_lookup_are_stored_as_they_are() -> None:
         (AffineSpec(4, 32, "zero", torch.bfloat16), "bfloat16"),
         (AffineSpec(9, 32, "zero"), "9 bits"),
         (LookupSpec(5, 32, tuple(range(32))), "5 bits"),
+        (AffineSpec(4, 32, "offset", nested=128), "in 256 columns, not 128"),
     ],
     ids=str,
 )
