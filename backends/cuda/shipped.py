@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qcompile.backends.cuda import launch
-from qcompile.backends.cuda.coding import Coding
+from qcompile.backends.cuda.coding import E2M1_TWICE, Coding
 from qcompile.backends.cuda.configs import Config, choose
 from qcompile.backends.cuda.layouts import DTYPES, LAYOUTS, coded
 from qcompile.backends.rules import name_of
@@ -44,8 +44,9 @@ SPECS: dict[str, LinearSpec] = {
     "w8 g32 q8_0": AffineSpec(8, 32, "symmetric"),
     "w8 row": AffineSpec(8, 1 << 20, "symmetric"),
     "nf4 g64": LookupSpec(4, 64, _NIBBLES),
-    "mxfp4 g32 iq4_nl": LookupSpec(4, 32, _NIBBLES),
-    "nvfp4 g16": LookupSpec(4, 16, _NIBBLES),
+    "iq4_nl g32": LookupSpec(4, 32, _NIBBLES),
+    "mxfp4 g32": LookupSpec(4, 32, E2M1_TWICE),
+    "nvfp4 g16": LookupSpec(4, 16, E2M1_TWICE),
     "float8 row": ScaledSpec(torch.float8_e4m3fn, 1 << 20),
 }
 
