@@ -28,7 +28,7 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # -ffp-contract=off: a multiply and an add stay two roundings unless the code says fma, so that
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
-# Without the two passes g++ keeps sums in registers: with them, products of many rows are half as fast.
+# Without these two passes g++ keeps sums in registers; with them, many rows take twice the time.
 _KERNEL_FLAGS = ("-fno-tree-pre", "-fno-gcse")
 # The kernels of one variant are compiled: it is built on the machine that runs it.
 _VARIANTS = {

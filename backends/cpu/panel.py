@@ -8,19 +8,20 @@ spec, zeros otherwise. A panel is a run of chunks of at most 256 columns (see ``
 run of parts that begin at multiples of 64 bytes:
 
 * heads: for every group 16 scales (f16 or f32), then 16 offsets (f32) or zeros (int16) where the
-  form has them. Where the spec's scales are *nested*, first 16 factors (f16; and 16 of the offsets),
-  then for every group 16 steps (int8; and 16 of the offsets): a scale is its factor times its step;
-* codes in units of 16 columns, 4 quads of 4 columns: a quad is 64 bytes, byte ``4 r + b`` for column
-  ``b`` of row ``r``. Codes of 8 bits are quads. Others are cut, low end first, in 4, 2 and 1 bits,
-  and each kind has a part of its own: *nibbles* (a byte of the first 64 holds quads 0 and 1, of the
-  next 64 quads 2 and 3, low half first), *pairs* (bits ``2 q`` of a byte for quad ``q``) and *bits*
-  (8 bytes a quad, bit ``4 r + b``).
+  form has them. Where the spec's scales are *nested*, first 16 factors (f16; 16 of the offsets
+  too), then for every group 16 steps (int8; 16 of the offsets too): a scale is its factor times its
+  step;
+* codes in units of 16 columns, 4 quads of 4 columns: a quad is 64 bytes, byte ``4 r + b`` for
+  column ``b`` of row ``r``. Codes of 8 bits are quads. Others are cut, low end first, in 4, 2 and 1
+  bits, and each kind has a part of its own: *nibbles* (a byte of the first 64 holds quads 0 and 1,
+  of the next 64 quads 2 and 3, low half first), *pairs* (bits ``2 q`` of a byte for quad ``q``) and
+  *bits* (8 bytes a quad, bit ``4 r + b``).
 
 Groups are padded to whole units, and those of more than 256 columns are cut evenly. For the order
 *permuted* also ``columns`` int32 ``[K]``: the panels hold column ``columns[i]`` of the weight at
 place ``i``, so that groups run in order; kernels gather the input.
 
-Row 0 has the codes 0 to 15, four to a quad; a byte of nibbles is ``code of quad 0 | code of quad 1``:
+Row 0 has the codes 0 to 15, four to a quad; a byte of nibbles holds one of two quads each:
 
 >>> import torch
 >>> from qcompile.spec import AffineSpec
