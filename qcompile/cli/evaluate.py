@@ -12,7 +12,8 @@ import gc
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def _evaluate(
         scheme=arguments.scheme,
         on_unsupported=arguments.on_unsupported,
         emitter=arguments.emitter,
+        numerics=arguments.numerics,
     )
     session: Any = model.qcompile
     ids, prefix = text_tokens(tokenizer, text)
@@ -169,63 +171,94 @@ def _bits(plan: Plan) -> float:
     return 16 * plan.bytes_before / plan.bytes_as_halves if plan.bytes_as_halves else math.nan
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table.
+
+    Attributes:
+        head: its title.
+        cells: one for each checkpoint.
+        group: the reference that it belongs to, empty for none.
+        spare: the greater, the sooner it is left out where lines are too long; never for 0.
+        least: characters that it has at least.
+    """
+
+    head: str
+    cells: tuple[str, ...]
+    group: str = ""
+    spare: int = 0
+    least: int = 0
+
+    @property
+    def width(self) -> int:
+        """Characters of its widest cell."""
+        return max(self.least, *map(len, (self.head, *self.cells)))
+
+
 def _table(results: Sequence[Result], against: Sequence[str]) -> list[str]:
-    """One line for each checkpoint; what each reference adds stands in columns under its name."""
-    heads = ["checkpoint", "scheme", "bits", "packed", "perplexity"]
-    rows = [[*_cells(result)] for result in results]
-    groups = [("", len(heads))]
+    """One line for each checkpoint; the columns of a reference stand under its name."""
+    columns = _columns(results)
     for name in against:
-        heads += ["perplexity", "KL", "top-1"]
-        groups.append((f"against {one_line(Path(name).name)}", 3))
-        for row, result in zip(rows, results, strict=True):
-            found = result.scores.distances[name]
-            row += [f"{found.reference.value:.3f}", f"{found.kl:.2g}", f"{found.top1:.2%}"]
+        found = [result.scores.distances[name] for result in results]
+        group = f"against {one_line(Path(name).name)}"
+        values = tuple(f"{d.reference.value:.3f}" for d in found)
+        columns += [
+            _Column("perplexity", values, group, 1),
+            _Column("KL", tuple(f"{d.kl:.2g}" for d in found), group),
+            _Column("top-1", tuple(f"{d.top1:.2%}" for d in found), group),
+        ]
+    columns = _under_titles(columns)
     limit = width()
-    for dropped in ("packed", "scheme", "bits"):
-        if limit is not None and _length(heads, rows) > limit and dropped in heads:
-            at = heads.index(dropped)
-            for row in (heads, *rows):
-                del row[at]
-            groups[0] = ("", groups[0][1] - 1)
-    return [*_lines(heads, rows, groups), _remark(results)]
+    while limit is not None and _length(columns) > limit and any(c.spare for c in columns):
+        most = max(column.spare for column in columns)
+        columns = _under_titles([column for column in columns if column.spare < most])
+    return [*_lines(columns, len(results)), _remark(results)]
 
 
-def _cells(result: Result) -> list[str]:
-    plan, found = result.plan, result.scores.perplexity
+def _under_titles(columns: Sequence[_Column]) -> list[_Column]:
+    """The columns, wide enough for the titles of their groups."""
+    wide: list[_Column] = []
+    for group, found in groupby(columns, key=lambda column: column.group):
+        first, *rest = found
+        room = max(len(group) - _length(rest) - 2, 0) if rest else len(group)
+        wide += [replace(first, least=room), *rest]
+    return wide
+
+
+def _columns(results: Sequence[Result]) -> list[_Column]:
+    plans = [result.plan for result in results]
+    found = [result.scores.perplexity for result in results]
     return [
-        one_line(Path(result.file).name),
-        plan.scheme,
-        f"{_bits(plan):.2f}",
-        size_text(plan.bytes_after),
-        f"{found.value:.3f} +- {found.spread:.2f}",
+        _Column("checkpoint", tuple(one_line(Path(result.file).name) for result in results)),
+        _Column("scheme", tuple(plan.scheme for plan in plans), spare=3),
+        _Column("bits", tuple(f"{_bits(plan):.2f}" for plan in plans), spare=2),
+        _Column("packed", tuple(size_text(plan.bytes_after) for plan in plans), spare=4),
+        _Column("perplexity", tuple(f"{p.value:.3f} +- {p.spread:.2f}" for p in found)),
     ]
 
 
-def _length(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    return sum(_widths(heads, rows)) + 2 * len(heads) - 2
+def _length(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + 2 * len(columns) - 2
 
 
-def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
-
-
-def _lines(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], groups: Sequence[tuple[str, int]]
-) -> list[str]:
-    widths = _widths(heads, rows)
-    paint, over, at = painter(), [], 0
-    for title, count in groups:
-        over.append(title.rjust(sum(widths[at : at + count]) + 2 * count - 2))
-        at += count
-    lines = [
+def _lines(columns: Sequence[_Column], count: int) -> list[str]:
+    paint = painter()
+    over = [
+        group.rjust(_length(list(found)))
+        for group, found in groupby(columns, key=lambda column: column.group)
+    ]
+    rows = [[c.head for c in columns], *([c.cells[i] for c in columns] for i in range(count))]
+    heads, *lines = [
         "  ".join(
-            cell.ljust(wide) if i == 0 or heads[i] == "scheme" else cell.rjust(wide)
-            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(column.width)
+            if column.head in ("checkpoint", "scheme")
+            else cell.rjust(column.width)
+            for cell, column in zip(row, columns, strict=True)
         )
-        for row in (heads, *rows)
+        for row in rows
     ]
-    above = "  ".join(over).rstrip()
-    return [*([paint("dim", above)] if above else []), paint("dim", lines[0]), *lines[1:]]
+    above = [paint("dim", "  ".join(over))] if len(over) > 1 else []
+    return [*above, paint("dim", heads), *lines]
 
 
 def _remark(results: Sequence[Result]) -> str:

@@ -104,6 +104,17 @@ def test_a_table_over_checkpoints(
     assert lines[-1] == "189 tokens predicted"
 
 
+def test_a_narrow_table_keeps_the_distances(
+    capsys: pytest.CaptureFixture[str], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(FILE, "--text", text, "--against", "float", "--against", OTHER) == 0
+    above, heads, row, _ = capsys.readouterr().out.splitlines()
+    assert len(above) == len(heads) == len(row) <= 80
+    assert above.split("  ")[-1].strip() == "against gptq-w2-g32-asym"
+    assert heads.split() == ["checkpoint", "perplexity", "KL", "top-1", "KL", "top-1"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
