@@ -88,6 +88,8 @@ def _pills(plan: Record) -> str:
         ("", f"target {plan['target']}"),
         ("", f"emitter {plan['emitter']}"),
     ]
+    if plan.get("numerics", "exact") != "exact":
+        facts.append(("warn", f"numerics {plan['numerics']}"))
     sites = plan["sites"]
     refused = sum(site["runs_as"] == "no kernel" for site in sites)
     floats = sum(site["runs_as"] == "dequantized" for site in sites)
