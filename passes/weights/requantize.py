@@ -30,7 +30,7 @@ def candidates(weight: WeightRef, dtype: torch.dtype) -> Iterator[tuple[WeightRe
     """What a weight may be rounded to, the least loss first.
 
     A matrix is tried with groups of 32 and by channels. Of experts as few roles as possible are
-    rounded, by channels, which is all that grouped products take.
+    rounded, by channels, which grouped products take as they are.
     """
     if isinstance(weight.spec, ExpertsSpec):
         roles = [role.role for role in weight.spec.roles]
