@@ -14,6 +14,7 @@ from support.marlin_ops import LINEAR, TYPES, installed
 from support.weights import random_weight, reference
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from qcompile.backends import cuda
 from qcompile.backends.cuda import installed as lookup
 from qcompile.backends.cuda import marlin_call, marlin_edges, marlin_layout
 from qcompile.backends.cuda.marlin import MarlinLinear
@@ -24,7 +25,8 @@ from qcompile.edge import find_route
 from qcompile.errors import LowerError
 from qcompile.kernel import Accept, Reject
 from qcompile.layout import QuantizedTensor
-from qcompile.site import LinearSite
+from qcompile.passes.select import select
+from qcompile.site import EmbeddingSite, LinearSite
 from qcompile.spec import AffineSpec
 from qcompile.target import Target
 
@@ -376,3 +378,28 @@ class _Module(torch.nn.Module):
 
 def test_kinds_of_halves() -> None:
     assert {one.dtypes for one in LINEAR} == {HALVES, (torch.float16,), (torch.bfloat16,)}
+
+
+# **** plans ****
+
+
+def chosen(spec: AffineSpec, *sites: str) -> list[str | None]:
+    """The kernels of sites that share a weight."""
+    ref = reference(random_weight(spec, 128, 256))
+    made = [LinearSite("p", ref) if s == "linear" else EmbeddingSite("p", ref) for s in sites]
+    entries = select(made, cuda.kernels(torch.float16), TARGET)
+    return [None if entry.kernel is None else entry.kernel.name for entry in entries]
+
+
+def test_it_is_chosen_where_it_is_installed() -> None:
+    four = AffineSpec(4, 64, "zero", torch.float16)
+    assert chosen(four, "linear") == ["cuda.triton_linear"]
+    with installed(VLLM):
+        assert chosen(four, "linear") == ["cuda.marlin4"]
+        assert chosen(AffineSpec(8, 64, "symmetric", torch.float16), "linear") == ["cuda.marlin8"]
+        # Two bits are stored in four, which takes longer to read than the planes of Triton.
+        assert chosen(AffineSpec(2, 64, "symmetric"), "linear") == ["cuda.triton_linear"]
+        assert chosen(AffineSpec(4, 16, "zero"), "linear") == ["cuda.triton_linear"]
+        # One packed copy serves a tied embedding too.
+        shared = chosen(four, "linear", "embedding")
+        assert shared == ["cuda.triton_linear", "cuda.triton_embedding"]
