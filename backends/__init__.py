@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from qcompile.errors import OptionError
-from qcompile.kernel import Kernel
+from qcompile.errors import OptionError, nearest
+from qcompile.kernel import NUMERICS, Kernel, Numerics
 from qcompile.target import Target
 
 _BUILT_IN = ("cpu", "cuda", "npu")
@@ -73,9 +73,41 @@ class Places(Protocol):
         """Where weights and activations are; the CPU where the device is absent."""
 
 
-def kernels_for(backend: Backend, dtype: torch.dtype) -> tuple[Kernel, ...]:
-    """The kernels of a backend for activations of a dtype."""
-    return backend.kernels(dtype) if isinstance(backend, ByDtype) else backend.KERNELS
+@runtime_checkable
+class HasFast(Protocol):
+    """A backend with kernels of the numerics ``fast``: they round activations on the way."""
+
+    @property
+    def FAST_KERNELS(self) -> tuple[Kernel, ...]:
+        """Those kernels, asked before the others."""
+
+
+def kernels_for(
+    backend: Backend, dtype: torch.dtype, numerics: Numerics = "exact"
+) -> tuple[Kernel, ...]:
+    """The kernels of a backend for activations of a dtype.
+
+    Raises:
+        OptionError: numerics are unknown, or the backend has no kernels of that kind.
+    """
+    if numerics not in NUMERICS:
+        raise OptionError(
+            f"numerics={numerics!r}",
+            "unknown",
+            f"one of {', '.join(NUMERICS)}",
+            f"name one of them{nearest(str(numerics), NUMERICS)}",
+        )
+    kernels = backend.kernels(dtype) if isinstance(backend, ByDtype) else backend.KERNELS
+    if numerics == "exact":
+        return kernels
+    if not isinstance(backend, HasFast):
+        raise OptionError(
+            'numerics="fast"',
+            f"{getattr(backend, '__name__', 'the backend').rpartition('.')[2]} has no such kernels",
+            "a backend whose kernels can round activations",
+            'leave numerics out, or use device="cpu"',
+        )
+    return (*backend.FAST_KERNELS, *kernels)
 
 
 def default_dtype(backend: Backend, target: Target) -> torch.dtype:

@@ -22,6 +22,7 @@ from qcompile.capture import parameter_names
 from qcompile.conv1d import quantized_conv1d
 from qcompile.errors import OptionError, QCompileError
 from qcompile.experts import one_node_a_layer
+from qcompile.kernel import Numerics
 from qcompile.modules import install_weights, module_sites, packed_modules
 from qcompile.options import check_dtype, kept_names, opened_checkpoint
 from qcompile.passes.select import Policy, require_kernels
@@ -79,6 +80,7 @@ def plan(
     on_unsupported: Policy = "error",
     emitter: str | None = None,
     dtype: torch.dtype | None = None,
+    numerics: Numerics = "exact",
 ) -> Plan:
     """Decide which kernel would run each site. No weight is read and no device is touched.
 
@@ -90,6 +92,7 @@ def plan(
         on_unsupported: what becomes of a site that no kernel accepts.
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
         dtype: dtype of the activations; the backend's own choice when None.
+        numerics: as for ``optimize``.
 
     Returns:
         the plan; sites without a kernel are part of it and do not raise.
@@ -115,7 +118,9 @@ def plan(
         opened = schemes.open_checkpoint(model, scheme)
         sites, floats = opened.sites(), opened.floats()
     wanted = plan_dtype(backend, target, dtype)
-    return make_plan(opened, sites, floats, target, backend, on_unsupported, wanted, emitter)
+    return make_plan(
+        opened, sites, floats, target, backend, on_unsupported, wanted, emitter, numerics
+    )
 
 
 def optimize(
@@ -130,6 +135,7 @@ def optimize(
     on_unsupported: Policy = "error",
     emitter: str | None = None,
     keep: Iterable[str] = (),
+    numerics: Numerics = "exact",
     fullgraph: bool = True,
     progress: Reporting = no_progress,
     **quantizer: Unpack[Options],
@@ -160,6 +166,8 @@ def optimize(
             floats; ``requantize`` to 8 bits for a kernel that takes those, the error measured.
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
         keep: regular expressions of parameter names that stay as the module has them.
+        numerics: ``exact`` uses activations as they are; ``fast`` lets kernels round them to 8 bits
+            by groups, which takes less time where a prompt has many tokens.
         fullgraph: refuse graph breaks.
         progress: called while quantizing and while packing with a weight's name, bytes done and
             bytes in all; or ``bar``.
@@ -193,6 +201,7 @@ def optimize(
                 emulate=emulate,
                 on_unsupported=on_unsupported,
                 emitter=emitter,
+                numerics=numerics,
                 progress=report,
             ),
             report,
@@ -219,6 +228,7 @@ def load(
     scheme: str = "auto",
     on_unsupported: Policy = "error",
     emitter: str | None = None,
+    numerics: Numerics = "exact",
     progress: Reporting = no_progress,
 ) -> tuple[nn.Module, Any]:
     """A checkpoint's own Hugging Face model, compiled, and its tokenizer.
@@ -227,7 +237,8 @@ def load(
         path: a GGUF file or a checkpoint folder.
         device: where it runs.
         dtype: dtype of the activations; the backend's own choice when None: float32 on a CPU.
-        emulate, verify, scheme, on_unsupported, emitter, progress: as for ``optimize``.
+        emulate, verify, scheme, on_unsupported, emitter, numerics, progress: as for
+            ``optimize``.
 
     Returns:
         the model (``forward`` and ``generate``) and the tokenizer.
@@ -242,7 +253,8 @@ def load(
     # The headers tell what has no kernel; a model and a tokenizer take seconds to build.
     require_kernels(
         make_plan(
-            checkpoint, checkpoint.sites(), (), target, backend, on_unsupported, packed_for, emitter
+            *(checkpoint, checkpoint.sites(), (), target, backend),
+            *(on_unsupported, packed_for, emitter, numerics),
         )
     )
     model, tokenizer = checkpoint.build(built)
@@ -256,6 +268,7 @@ def load(
         verify,
         on_unsupported=on_unsupported,
         emitter=emitter,
+        numerics=numerics,
         progress=progress,
     )
     return compiled, tokenizer

@@ -26,7 +26,7 @@ from qcompile.memory import forget_traces
 from qcompile.session import Session
 
 _GRAPHS = 64  # of one model
-OPTIONS = ("scheme", "checkpoint", "device", "on_unsupported", "emitter", "keep")
+OPTIONS = ("scheme", "checkpoint", "device", "on_unsupported", "emitter", "keep", "numerics")
 
 
 def compile_forward(
@@ -137,7 +137,7 @@ def backend(
     """The ``torch.compile`` backend ``"qcompile"``.
 
     Options are those of ``qcompile.optimize``: ``scheme``, ``checkpoint``, ``device``,
-    ``on_unsupported``, ``emitter``, ``keep``.
+    ``on_unsupported``, ``emitter``, ``keep``, ``numerics``.
     """
     from qcompile.pipeline import compile_graph
 

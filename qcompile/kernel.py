@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from torch import fx
 
 from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
 from qcompile.target import Target
+
+# ``exact``: activations are used as they are. ``fast``: kernels may round them to 8 bits by groups.
+Numerics = Literal["exact", "fast"]
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 
 
 @dataclass(frozen=True)

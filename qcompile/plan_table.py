@@ -82,6 +82,7 @@ def table(plan: Plan, width: int | None = None, paint: Paint = no_paint) -> str:
 def _head(plan: Plan, limit: int | None, paint: Paint) -> list[str]:
     source = f"plan  {one_line(plan.source)}"
     facts = f"scheme {plan.scheme}  target {plan.target}  emitter {plan.emitter}"
+    facts += f"  numerics {plan.numerics}" if plan.numerics != "exact" else ""
     if limit is None or len(f"{source}  {facts}") <= limit:
         return [f"{paint('title', source)}  {facts}"]
     return [paint("title", source), *wrapped("  ", "  ", facts, limit)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from qcompile.edge import Route
 from qcompile.errors import OptionError, nearest
-from qcompile.kernel import Kernel
+from qcompile.kernel import Kernel, Numerics
 from qcompile.layout import layout_of
 from qcompile.plan_table import Paint, no_paint, table
 from qcompile.plan_text import entry_record, kernel_totals, shape_text, steps, stored_name
@@ -103,6 +103,7 @@ class Plan:
         emitter: what runs the lowered graph: ``inductor`` or ``eager``.
         notes: facts worth a line, for instance keys that were read and do not matter.
         emulation: how graphs run without the target, empty where they run on it.
+        numerics: ``exact``, or ``fast`` where kernels may round activations to 8 bits by groups.
     """
 
     target: Target
@@ -113,6 +114,7 @@ class Plan:
     emitter: str = "inductor"
     notes: tuple[str, ...] = ()
     emulation: str = ""
+    numerics: Numerics = "exact"
 
     def entry(self, name: str) -> Entry:
         """The entry of a site, by its module path or its weight's name."""
@@ -207,6 +209,7 @@ class Plan:
                 "scheme": self.scheme,
                 "source": self.source,
                 "emitter": self.emitter,
+                "numerics": self.numerics,
                 "emulation": self.emulation or None,
                 "bytes_before": self.bytes_before,
                 "bytes_after": self.bytes_after,

@@ -21,6 +21,7 @@ from qcompile.capture import parameter_names
 from qcompile.conv1d import refuse_conv1d
 from qcompile.emit import emitter_of
 from qcompile.errors import OptionError
+from qcompile.kernel import Numerics
 from qcompile.layout import Shape
 from qcompile.modules import module_sites
 from qcompile.options import (
@@ -54,6 +55,7 @@ def session_for(
     on_unsupported: Policy = "error",
     emitter: str | None = None,
     keep: Iterable[str] = (),
+    numerics: Numerics = "exact",
     progress: Progress = no_progress,
     bind_floats: bool = False,
     in_place: bool = False,
@@ -88,6 +90,7 @@ def session_for(
         on_unsupported,
         operands or activations,
         emitter,
+        numerics,
     )
     require_kernels(made)
     names = parameter_names(model, catalogue)
@@ -206,14 +209,16 @@ def make_plan(
     policy: Policy,
     dtype: torch.dtype,
     emitter: str | None,
+    numerics: Numerics = "exact",
 ) -> Plan:
     """Choose a kernel for every site. The arguments are those of ``qcompile.plan``."""
     check_policy(policy)
     chosen = emitter or backend.compiler()
     emitter_of(chosen)
-    entries = select(sites, kernels_for(backend, dtype), target, policy, dtype)
+    entries = select(sites, kernels_for(backend, dtype, numerics), target, policy, dtype)
     source, notes = str(opened.path), opened.notes()
-    return Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
+    made = Plan(target, opened.scheme, source, entries, tuple(floats), chosen, notes)
+    return replace(made, numerics=numerics)
 
 
 def catalogue_of(

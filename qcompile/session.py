@@ -81,7 +81,7 @@ class Session:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels that sites are offered to."""
-        return kernels_for(self.backend, self.operands or self.dtype)
+        return kernels_for(self.backend, self.operands or self.dtype, self.plan.numerics)
 
     @property
     def device(self) -> torch.device:

@@ -6,17 +6,20 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 
 from __future__ import annotations
 
+from qcompile.backends.cpu import blocks as _blocks  # noqa: F401 - registers edges
+from qcompile.backends.cpu import experts as _experts
+from qcompile.backends.cpu import linear as _linear
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout and edges
+from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
-from qcompile.backends.cpu.experts import PanelExperts
-from qcompile.backends.cpu.linear import PanelLinear
 from qcompile.backends.cpu.probe import find_compiler, host_arch
 from qcompile.backends.reference import KERNELS as _REFERENCE
 from qcompile.kernel import Kernel
 from qcompile.target import Target
 
-KERNELS: tuple[Kernel, ...] = (PanelLinear(), PanelEmbedding(), PanelExperts(), *_REFERENCE)
+KERNELS: tuple[Kernel, ...] = (_linear.EXACT, PanelEmbedding(), _experts.EXACT, *_REFERENCE)
+FAST_KERNELS: tuple[Kernel, ...] = (_linear.FAST, _experts.FAST)
 
 
 def default_target() -> Target:

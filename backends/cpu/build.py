@@ -39,7 +39,9 @@ _VARIANTS = {
         *("-mfma", "-mf16c"),
     ),
 }
-_BINDINGS = ("binding.cpp", "experts.cpp")  # these include torch's headers
+_BINDINGS = ("binding.cpp", "experts.cpp", "repack.cpp")  # these include torch's headers
+# These leave it to the compiler to use the machine's vectors.
+_VECTORISED = ("blocks.cpp", "words.cpp")
 # The stable interface of torch 2.11, the oldest release that the project supports.
 _STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
@@ -120,6 +122,8 @@ def _compilation(compiler: str, source: Path) -> list[str]:
     extra: tuple[str, ...] = ()
     if source.name.startswith("kernels_"):
         extra = (*_KERNEL_FLAGS, *_VARIANTS[variant()])
+    if source.name in _VECTORISED:
+        extra = _VARIANTS[variant()]
     if source.name in _BINDINGS:
         extra = (_STABLE, f"-I{_torch_folder() / 'include'}")
     return [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]

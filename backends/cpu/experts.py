@@ -17,6 +17,7 @@ from torch import fx
 
 from qcompile.activation import Activation
 from qcompile.backends.cpu import panel
+from qcompile.backends.cpu.linear import panel_cost
 from qcompile.backends.cpu.probe import missing_compiler
 from qcompile.edge import register_edge
 from qcompile.experts_layout import experts_edge, experts_layout
@@ -41,11 +42,16 @@ EDGE = register_edge(experts_edge(NAME, panel.NAME))
 
 @dataclass(frozen=True)
 class PanelExperts:
-    """See the module's text."""
+    """See the module's text.
+
+    Attributes:
+        digits: signed bytes of an activation; 0 lets its dtype decide.
+    """
 
     name: str = "cpu.panel_experts"
     kind: str = "experts"
     layout: str | None = NAME
+    digits: int = 0
     tolerance: Tolerance = Tolerance(2e-6, "two products, each as exact as the linear kernel")
 
     def accepts(self, site: Site, target: Target) -> Accept | Reject:
@@ -61,8 +67,7 @@ class PanelExperts:
         reason = missing_compiler()
         if reason:
             return Reject(reason)
-        note = f"exact: float32 sums over {spec}, only the chosen experts"
-        return Accept(float(site.weight.nbytes), note)
+        return panel_cost(site, self.digits, f"{spec}, only the chosen experts")
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
@@ -70,7 +75,7 @@ class PanelExperts:
         """One call for the whole layer."""
         x, _, _, ids, shares, up_bias, down_bias, text = node.args
         chosen = Activation.parse(str(text))
-        function = (chosen.function, chosen.gated, chosen.alpha, chosen.limit, 0)
+        function = (chosen.function, chosen.gated, chosen.alpha, chosen.limit, self.digits)
         arguments = (x, ids, shares, list(parts), _shape(weight), up_bias, down_bias, *function)
         return graph.call_function(torch.ops.qcompile_cpu.panel_experts.default, arguments)
 
@@ -83,6 +88,14 @@ def _shape(weight: QuantizedTensor) -> list[int]:
         matrix = panel.arguments(role.spec, (role.rows, role.columns))
         numbers += [_KINDS[role.role], *matrix, int(panel.is_permuted(role.spec))]
     return numbers
+
+
+EXACT = PanelExperts()
+FAST = PanelExperts(
+    name="cpu.panel_experts_int8",
+    digits=1,
+    tolerance=Tolerance(4e-2, "activations of both products are rounded to 8 bits by groups"),
+)
 
 
 @torch.library.register_fake("qcompile_cpu::panel_experts")

@@ -65,6 +65,9 @@ for _schema in (
     "panel_embedding(Tensor ids, Tensor blob, Tensor table, int[] shape, ScalarType dtype)"
     " -> Tensor",
     "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int[] shape, int group) -> Tensor",
+    "panel_from_blocks(Tensor data, str type, int[] shape) -> Tensor",
+    "panel_from_words(Tensor words, Tensor scale, Tensor? zero, Tensor? columns, int[] shape,"
+    " int group, int[] steps, int packing) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -289,14 +292,15 @@ def _values(
 # **** edges ****
 
 
-def _target(spec: Spec) -> Spec | None:
+def panel_spec(spec: Spec) -> Spec | None:
+    """The spec of panels that hold the same values, or None where there is none."""
     if isinstance(spec, PanelSpec) and spec.scale == torch.bfloat16:
         spec = replace(spec, scale=torch.float32)  # wider, hence exact
     return None if unfit(spec) else spec
 
 
 def _pack(weight: QuantizedTensor) -> QuantizedTensor:
-    spec = _target(weight.spec)
+    spec = panel_spec(weight.spec)
     assert isinstance(spec, PanelSpec)
     load_library()
     codes = _float8_codes(weight) if isinstance(spec, ScaledSpec) else weight.parts["codes"]
@@ -354,5 +358,5 @@ def _float8_codes(weight: QuantizedTensor) -> torch.Tensor:
 
 PANEL = register_layout(Layout(NAME, _fields, _decode))
 EDGES = tuple(
-    register_edge(Edge(source, NAME, _target, _pack)) for source in ("affine", "lookup", "scaled")
+    register_edge(Edge(source, NAME, panel_spec, _pack)) for source in ("affine", "lookup", "scaled")
 )

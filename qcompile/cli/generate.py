@@ -86,6 +86,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
         scheme=arguments.scheme,
         on_unsupported=arguments.on_unsupported,
         emitter=arguments.emitter,
+        numerics=arguments.numerics,
         progress=bar,
     )
     loaded = time.perf_counter() - begin - bar.seconds

@@ -126,6 +126,9 @@ def _where(command: Parser) -> None:
     command.add_argument("--scheme", default="auto", metavar="NAME", help="the checkpoint's scheme")
     command.add_argument("--on-unsupported", default="error", metavar="POLICY", help=_POLICIES)
     command.add_argument(
+        "--numerics", default="exact", metavar="NAME", help="exact, or fast: int8 activations"
+    )
+    command.add_argument(
         "--emulate", action="store_true", help="run the device's operators on this CPU"
     )
 

@@ -33,6 +33,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         arguments.device,
         arguments.scheme,
         on_unsupported=arguments.on_unsupported,
+        numerics=arguments.numerics,
     )
     errors: tuple[SiteError, ...] = ()
     failure: VerifyError | None = None

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "planes.h"
+
 namespace qc {
 
 namespace {
@@ -72,46 +74,6 @@ void from_float(void* to, int64_t at, Number type, float value) {
 
 namespace {
 
-// The codes of a unit, [quad][row][column].
-using Codes = uint8_t[QUADS][ROWS][QUADS];
-
-void put_nibbles(const Codes& codes, uint8_t* to) {
-  const uint8_t* q = &codes[0][0][0];
-  for (int half = 0; half < 2; half++, q += 2 * LINE, to += LINE) {
-    for (int i = 0; i < LINE; i++) to[i] = static_cast<uint8_t>((q[i] & 15) | q[LINE + i] << 4);
-  }
-}
-
-void put_pairs(const Codes& codes, int at, uint8_t* to) {
-  const uint8_t* q = &codes[0][0][0];
-  for (int i = 0; i < LINE; i++) {
-    to[i] = static_cast<uint8_t>((q[i] >> at & 3) | (q[LINE + i] >> at & 3) << 2 |
-                                 (q[2 * LINE + i] >> at & 3) << 4 | (q[3 * LINE + i] >> at & 3) << 6);
-  }
-}
-
-void put_bits(const Codes& codes, int at, uint8_t* to) {
-  const uint8_t* q = &codes[0][0][0];
-  for (int i = 0; i < 4 * LINE / 8; i++, q += 8) {
-    uint64_t eight;
-    std::memcpy(&eight, q, 8);
-    eight = eight >> at & 0x0101010101010101u;
-    // The product gathers the lowest bits of the eight bytes in its highest byte.
-    to[i] = static_cast<uint8_t>(eight * 0x0102040810204080u >> 56);
-  }
-}
-
-// The codes of unit u of a chunk, from and to the chunk's runs.
-void put_unit(const Weight& w, const Chunk& at, int64_t u, const Codes& codes, uint8_t* panel) {
-  if (w.bits == 8) {
-    std::memcpy(panel + at.wide + u * 256, codes, sizeof(Codes));
-    return;
-  }
-  if (w.bits & 4) put_nibbles(codes, panel + at.nibbles + u * 128);
-  if (w.bits & 2) put_pairs(codes, w.bits & 4, panel + at.pairs + u * 64);
-  if (w.bits & 1) put_bits(codes, w.bits & 6, panel + at.bits + u * 32);
-}
-
 // The codes of one row in a unit, four to a word.
 void row_codes(const Weight& w, const Chunk& at, int64_t u, int64_t lane, const uint8_t* panel,
                uint32_t* quads) {
@@ -141,26 +103,11 @@ void row_codes(const Weight& w, const Chunk& at, int64_t u, int64_t lane, const 
   }
 }
 
-// The head of one row in a group.
-void put_head(const Weight& w, const Source& from, int64_t row, int64_t wide, int64_t lane,
-              uint8_t* head) {
-  const int64_t at = row * from.groups + wide, size = w.step_bytes();
-  std::memcpy(head + lane * size, static_cast<const uint8_t*>(from.scale) + at * size,
-              static_cast<size_t>(size));
-  uint8_t* extra = head + ROWS * size;
-  if (w.form == OFFSET) {
-    std::memcpy(extra + lane * 4, static_cast<const float*>(from.extra) + at, 4);
-  } else if (w.form == ZERO) {
-    const auto zero = static_cast<int16_t>(static_cast<const int32_t*>(from.extra)[at]);
-    std::memcpy(extra + lane * 2, &zero, 2);
-  }
-}
-
 void pack_panel(const Weight& w, const Source& from, uint8_t* panel, int64_t index) {
   const int64_t first = index * ROWS, rows = std::min(ROWS, w.n - first);
-  std::memset(panel, 0, static_cast<size_t>(w.panel_bytes()));
   for (int64_t c = 0; c < w.chunks(); c++) {
     const Chunk at = w.chunk(c);
+    clear_padding(w.bits, at, panel);
     int64_t unit = 0;
     for (int64_t g = at.group; g < at.group + at.groups; g++) {
       uint8_t* head = panel + at.heads + (g - at.group) * w.head_bytes();
@@ -175,7 +122,7 @@ void pack_panel(const Weight& w, const Source& from, uint8_t* panel, int64_t ind
           std::memcpy(row, from.codes + (first + r) * w.k + g * w.group + column, count);
           for (int q = 0; q < QUADS; q++) std::memcpy(codes[q][r], row + q * 4, 4);
         }
-        put_unit(w, at, unit, codes, panel);
+        put_unit(w.bits, at, unit, codes, panel);
       }
     }
   }
