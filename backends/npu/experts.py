@@ -6,7 +6,7 @@ tokens. Always holds: the operators are ``npu_moe_init_routing_v2``, ``npu_group
 reads the first one's indices; an expert that no token chose costs nothing.
 
 Experts with act-order have an order of columns each: the columns of a row are gathered in the order
-of the row's expert, before each product.
+of the row's expert, before each product; the index is int64, as many numbers as the rows have.
 """
 
 from __future__ import annotations
