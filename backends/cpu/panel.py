@@ -358,5 +358,6 @@ def _float8_codes(weight: QuantizedTensor) -> torch.Tensor:
 
 PANEL = register_layout(Layout(NAME, _fields, _decode))
 EDGES = tuple(
-    register_edge(Edge(source, NAME, panel_spec, _pack)) for source in ("affine", "lookup", "scaled")
+    register_edge(Edge(source, NAME, panel_spec, _pack))
+    for source in ("affine", "lookup", "scaled")
 )

@@ -8,6 +8,8 @@ from support.gguf_blocks import finite_bytes
 from support.weights import random_weight
 
 from qcompile import backends
+from qcompile.backends.cpu.blocks import NESTED, PLAIN
+from qcompile.backends.cpu.words import SOURCES
 from qcompile.edge import edges, find_route
 from qcompile.layout import QuantizedTensor, layout_of
 from qcompile.schemes import scheme_of
@@ -47,7 +49,9 @@ def test_gguf_to_panels(name: str) -> None:
 
 def test_every_edge_is_tried_here() -> None:
     """Those of the folder formats and of other backends have files of their own."""
-    assert {e.source for e in edges() if e.dest == "cpu.panel"} == {"affine", "lookup", "scaled"}
+    found = {e.source for e in edges() if e.dest == "cpu.panel"}
+    direct = {f"gguf.{name}" for name in (*PLAIN, *NESTED)}
+    assert found == {"affine", "lookup", "scaled", *direct, *(s.layout for s in SOURCES)}
     blocks = {e.source for e in edges() if e.source.startswith("gguf.")}
     assert blocks == {f"gguf.{name}" for name in QUANTIZED}
 
