@@ -92,11 +92,11 @@ def test_calls_compute_the_product(operator: Operator, spec: AffineSpec) -> None
                 continue
             assert isinstance(said, Accept)
             assert operator.name in said.note
-            for n, k in ((128, 256), (64, 320), (100, 200)):
+            for n, k in ((64, 320), (100, 200)):
                 weight = weight_of(spec, n, k)
                 ready = packed(one, weight)
                 exact = weight.dequantize().double()
-                for shape in ((1, k), (2, 3, k), (17, k), (k,)):
+                for shape in ((17, k), (2, 3, k), (k,)):
                     x = torch.randn(shape).to(dtype)
                     bias = torch.randn(n).to(dtype) if shape[0] != 17 else None
                     found = emulated_call(one, ready, bias)(x)
@@ -105,7 +105,7 @@ def test_calls_compute_the_product(operator: Operator, spec: AffineSpec) -> None
                     assert found.shape == (*shape[:-1], n)
                     assert found.is_contiguous()
                     assert relative(found, expected) <= one.tolerance.relative_l2
-            assert len(calls) == 12
+            assert len(calls) == 6
             assert all((c.get("b_bias") is not None) <= operator.bias for c in calls)
 
 
