@@ -92,7 +92,11 @@ def coding_of(spec: Spec, columns: int) -> Coding | str:
     if isinstance(spec, LookupSpec):
         if spec.bits > 4:
             return f"a table for codes of {spec.bits} bits; kernels look up at most 4"
+        if min(spec.table) < -127:
+            return f"a table with {min(spec.table)}; kernels hold a size of 7 bits and a sign"
         table = (*spec.table, *([0] * (16 - len(spec.table))))
+        if min(spec.table) < -127:
+            return f"a table with {min(spec.table)}; kernels hold a size of 7 bits and a sign"
         table = (*spec.table, *([0] * (16 - len(spec.table))))
         if table == E2M1_TWICE:
             return _laid(4, 0, "float4", "symmetric", 0, spec.group, columns, table)

@@ -97,10 +97,11 @@ def choose(arch: str, coding: Coding, n: int, k: int, rows: int) -> Config:
 
 def _outputs(arch: str, coding: Coding, n: int, tile: tuple[int, int, int]) -> int:
     """Outputs of a tile. Long blocks take registers, and half a minute to compile, as it is; so do
-    tiles of 256 where sums lie in the matrix unit's own memory.
+    tiles of 256 where sums lie in the matrix unit's own memory, and lookups of single warps.
     """
     short = 0 < coding.group <= _SHORT_GROUP and coding.block <= 128 and arch != "sm100"
-    wide = short and n >= _MANY_OUTPUTS and tile[0] <= _LOW
+    room = coding.kind != "table" or arch == "sm90"
+    wide = short and room and n >= _MANY_OUTPUTS and tile[0] <= _LOW
     return 2 * _OUTPUTS if wide and _stages(arch, coding, tile, 2 * _OUTPUTS) > 2 else _OUTPUTS
 
 

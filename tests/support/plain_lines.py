@@ -37,13 +37,19 @@ def plain_float(words, out, P: tl.constexpr, BITS: tl.constexpr, BF16: tl.conste
 
 
 @triton.jit
-def plain_table(words, out, TABLE: tl.constexpr):
+def plain_table(words, out, TABLE: tl.constexpr, BF16: tl.constexpr):
     i = tl.program_id(0) * 64 + tl.arange(0, 64)
     at = i[:, None] * 64 + tl.arange(0, 64)[None, :]
-    tl.store(out + at, bytes.looked_up(tl.load(words + at), TABLE, False))
+    tl.store(out + at, bytes.looked_up(tl.load(words + at), TABLE, BF16, False))
 
 
 @triton.jit
 def plain_table_byte(values, out, P: tl.constexpr, BF16: tl.constexpr):
     i = tl.program_id(0) * 4096 + tl.arange(0, 4096)
     tl.store(out + i, bytes.table_byte(tl.load(values + i), P, BF16, False))
+
+
+@triton.jit
+def plain_signed(values, out):
+    i = tl.program_id(0) * 4096 + tl.arange(0, 4096)
+    tl.store(out + i, bytes.signed(tl.load(values + i), False).to(tl.int16, bitcast=True))

@@ -53,6 +53,12 @@ def _pair(value):
 
 
 @triton.constexpr_function
+def _signed(bits):
+    """16 bits as the number that an int16 with them is."""
+    return bits - (1 << 16) if bits >> 15 else bits
+
+
+@triton.constexpr_function
 def field_asm(shift, mask, bits):
     """``word >> shift & mask | bits`` in both halves; ``0xEA`` is ``(a & b) | c``."""
     last = f"lop3.b32 $0, {{0}}, {_pair(mask)}, {_pair(bits)}, 0xEA;"
@@ -79,7 +85,7 @@ def field(word, SHIFT: tl.constexpr, MASK: tl.constexpr, MAGIC: tl.constexpr, AS
             field_asm(SHIFT, MASK, MAGIC), "=r,r", [word], dtype=tl.int16, is_pure=True, pack=2
         )
     else:
-        return (((word >> SHIFT) & MASK) | MAGIC).to(tl.int16)
+        return (((word >> SHIFT) & _signed(MASK)) | MAGIC).to(tl.int16)
 
 
 @triton.jit

@@ -6,8 +6,8 @@ Always holds: as in ``bits``, each line of PTX has a plain twin with the same bi
 bfloat16 has 7 mantissa bits, so a byte does not fit among them: it is set into a float32, 128 is
 subtracted, and the upper half of the result, which holds all of it, is the bfloat16.
 
-A table of 16 values has them as bytes, 128 added: four codes of a word are looked up at once by
-three ``prmt``, which picks bytes of two registers by the nibbles of a third.
+A table has 16 values from -127 to 127: four codes of a word are looked up at once by three
+``prmt``, which picks bytes of two registers by the nibbles of a third.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qcompile.backends.cuda.jit.bits import field
+
 
 @triton.constexpr_function
-def _wide_asm(first, second, low, high):
-    """Bytes ``low`` of one register and ``high`` of another, less 128, as two bfloat16.
+def byte_asm(place):
+    """A byte of both words of a register, less 128, as two bfloat16.
 
     ``0x4B000000`` is 2**23, ``0xCB000080`` is -(2**23 + 128).
     """
     return (
         "{ .reg .b32 t<2>; .reg .f32 f<2>; "
-        f"prmt.b32 t0, {first}, 0x4B000000, {0x7440 + low}; "
-        f"prmt.b32 t1, {second}, 0x4B000000, {0x7440 + high}; "
+        f"prmt.b32 t0, $1, 0x4B000000, {0x7440 + place}; "
+        f"prmt.b32 t1, $1, 0x4B000000, {0x7440 + place + 2}; "
         "mov.b32 f0, t0; mov.b32 f1, t1; "
         "add.f32 f0, f0, 0fCB000080; add.f32 f1, f1, 0fCB000080; "
         "mov.b32 t0, f0; mov.b32 t1, f1; prmt.b32 $0, t0, t1, 0x7632; }"
     )
-
-
-@triton.constexpr_function
-def byte_asm(P):
-    """Byte P of both words of a register, less 128, as two bfloat16."""
-    return _wide_asm("$1", "$1", P, P + 2)
 
 
 @triton.jit
@@ -104,21 +100,26 @@ def narrow_float(word, P: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr, 
 
 
 @triton.constexpr_function
-def _table_word(TABLE, i):
-    return sum((value + 128) << (8 * place) for place, value in enumerate(TABLE[4 * i : 4 * i + 4]))
+def table_bytes(table, bf16):
+    """What the lookup gives: a value with 128 added, or its size with the sign as the top bit."""
+    return tuple(abs(v) | (v < 0) << 7 if bf16 else v + 128 for v in table)
 
 
 @triton.constexpr_function
-def _table_half(TABLE, i):
-    """Eight values as bytes of a signed number of 64 bits."""
-    value = sum((v + 128) << (8 * place) for place, v in enumerate(TABLE[8 * i : 8 * i + 8]))
+def _joined(bytes, first, count):
+    """Some bytes as a number, signed where they are eight."""
+    value = sum(b << (8 * place) for place, b in enumerate(bytes[first : first + count]))
     return value - (1 << 64) if value >> 63 else value
 
 
 @triton.constexpr_function
-def table_asm(TABLE):
-    """For both words of a register four bytes each: the values of their four codes."""
-    t = [_table_word(TABLE, i) for i in range(4)]
+def table_asm(bytes):
+    """For both words of a register four bytes each: those of their four codes.
+
+    The lower three bits of a code pick one of eight bytes, in both halves of the table; the fourth
+    bit picks the half. A selector's own fourth bit would repeat a sign, so it is cut off first.
+    """
+    t = [_joined(bytes, 4 * i, 4) for i in range(4)]
     one = f"prmt.b32 a, {t[0]}, {t[1]}, m; prmt.b32 b, {t[2]}, {t[3]}, m; prmt.b32 ${{}}, a, b, s; "
     return (
         "{ .reg .b32 m; .reg .b32 s; .reg .b32 a; .reg .b32 b; "
@@ -132,38 +133,39 @@ def table_asm(TABLE):
 
 
 @triton.constexpr_function
-def table_byte_asm(P, BF16):
-    """Byte P of two registers: as 1024 + it in float16, or as it less 128 in bfloat16."""
-    if BF16:
-        return _wide_asm("$1", "$2", P, P)
+def table_byte_asm(place, bf16):
+    """One byte of two registers: as 1024 + it in float16; for bfloat16 twice, in both halves."""
+    if bf16:
+        return f"prmt.b32 $0, $1, $2, {(4 + place) * 0x1100 + place * 0x11};"
     return (
         "{ .reg .b32 t; "
-        f"prmt.b32 t, $1, $2, {(4 + P) << 8 | P}; "
+        f"prmt.b32 t, $1, $2, {(4 + place) << 8 | place}; "
         "lop3.b32 $0, t, 0x00FF00FF, 0x64006400, 0xEA; }"
     )
 
 
 @triton.jit
-def looked_up(word, TABLE: tl.constexpr, ASM: tl.constexpr):
-    """The values of the four codes of a word as bytes, 128 added, int32."""
+def looked_up(word, TABLE: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
+    """The four codes of a word, looked up in ``table_bytes``: int32 with a byte for each."""
+    BYTES: tl.constexpr = table_bytes(TABLE, BF16)
     if ASM:
         return tl.inline_asm_elementwise(
-            table_asm(TABLE), "=r,=r,r", [word], dtype=tl.int32, is_pure=True, pack=2
+            table_asm(BYTES), "=r,=r,r", [word], dtype=tl.int32, is_pure=True, pack=2
         )
     else:
-        low = tl.full((1, 1), _table_half(TABLE, 0), tl.int64)
-        high = tl.full((1, 1), _table_half(TABLE, 1), tl.int64)
-        bytes = tl.zeros_like(word).to(tl.int32)
+        low = tl.full((1, 1), _joined(BYTES, 0, 8), tl.int64)
+        high = tl.full((1, 1), _joined(BYTES, 8, 8), tl.int64)
+        found = tl.zeros_like(word).to(tl.int32)
         for p in tl.static_range(4):
             code = (word >> (4 * p)).to(tl.int64) & 15
             value = (tl.where(code >= 8, high, low) >> ((code & 7) * 8)) & 0xFF
-            bytes |= value.to(tl.int32) << (8 * p)
-        return bytes
+            found |= value.to(tl.int32) << (8 * p)
+        return found
 
 
 @triton.jit
 def table_byte(bytes, P: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
-    """Byte P as the bits of ``1024 + byte`` in float16, or of ``byte - 128`` in bfloat16."""
+    """Byte P as the bits of ``1024 + byte`` in float16; for bfloat16 in both halves of 16 bits."""
     if ASM:
         return tl.inline_asm_elementwise(
             table_byte_asm(P, BF16), "=r,r,r", [bytes], dtype=tl.int16, is_pure=True, pack=2
@@ -171,6 +173,16 @@ def table_byte(bytes, P: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
     else:
         value = (bytes >> (8 * P)) & 0xFF
         if BF16:
-            return ((value.to(tl.float32) - 128.0).to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+            return (value | value << 8).to(tl.int16)
         else:
             return (value | 0x6400).to(tl.int16)
+
+
+@triton.jit
+def signed(byte, ASM: tl.constexpr):
+    """The bfloat16 whose size is the lower half's seven bits, its sign the top bit.
+
+    ``0x4300 | size`` is 128 + size: with the sign, less 128 with the sign.
+    """
+    large = field(byte, 0, 0x807F, 0x4300, ASM).to(tl.bfloat16, bitcast=True)
+    return large - field(byte, 0, 0x8000, 0x4300, ASM).to(tl.bfloat16, bitcast=True)

@@ -22,14 +22,14 @@ from qcompile.backends.cuda.jit.bits import (
     offset_of,
     shift_of,
 )
-from qcompile.backends.cuda.jit.bytes import byte, looked_up, narrow_float, table_byte
+from qcompile.backends.cuda.jit.bytes import byte, looked_up, narrow_float, signed, table_byte
 
 
 @triton.jit
-def prepared(word, KIND: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr):
+def prepared(word, KIND: tl.constexpr, TABLE: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
     """What all planes of a word share."""
     if KIND == 1:
-        return looked_up(word, TABLE, ASM)
+        return looked_up(word, TABLE, BF16, ASM)
     else:
         return word
 
@@ -78,6 +78,8 @@ def _number(
     Q: tl.constexpr = P % (16 // LOW)
     if KIND == 1:
         bits = table_byte(word, Q, BF16, ASM)
+        if BF16:
+            return signed(bits, ASM)
     elif KIND >= 2:
         bits = narrow_float(word, Q, LOW, BF16, ASM)
     elif BF16 and LOW == 8:

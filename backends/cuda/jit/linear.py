@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qcompile.backends.cuda.jit.bits import is_bfloat16
 from qcompile.backends.cuda.jit.decode import decoded, prepared
 
 
@@ -128,7 +129,8 @@ def accumulated(
         for p in tl.static_range(PLANES):
             if p * LOW % 16 == 0:
                 at = block * (PLANES * LOW // 16) + p * LOW // 16
-                w = prepared(words_at(codes, at, n, n_in, N, WIDTH, N_WHOLE), KIND, TABLE, ASM)
+                word = words_at(codes, at, n, n_in, N, WIDTH, N_WHOLE)
+                w = prepared(word, KIND, TABLE, is_bfloat16(DT), ASM)
             if GROUP != 0 and p % RUN == 0:
                 # The last block may be padded with groups that do not exist.
                 g = tl.minimum(group_at(block, p, PLANES, WIDTH, GROUP), groups - 1)
@@ -200,6 +202,8 @@ def linear(
     rows_in = m < M
     share = tl.cdiv(blocks, PARTS)
     first = part * share
+    # Outputs that there are not read the last one's weights: masks would take registers.
+    at_n = n if N_WHOLE else tl.minimum(n, N - 1)
     sums = accumulated(
         x + m.to(tl.int64) * x_stride,
         rows_in,
@@ -207,7 +211,7 @@ def linear(
         high,
         scale,
         shift,
-        n,
+        at_n,
         n_in,
         N,
         K,
@@ -226,7 +230,7 @@ def linear(
         GROUP,
         RUN,
         ON_SUM,
-        N_WHOLE,
+        True,
         K_WHOLE,
         ASM,
     )

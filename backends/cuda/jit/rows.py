@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qcompile.backends.cuda.jit.bits import is_bfloat16
 from qcompile.backends.cuda.jit.decode import decoded, prepared
 from qcompile.backends.cuda.jit.linear import group_at, planes_of, vector, words_at
 
@@ -59,7 +60,7 @@ def rows(
             word = words_at(
                 codes, block * (PLANES * LOW // 16) + p * LOW // 16, n, n_in, N, WIDTH, False
             )
-            w = prepared(word, KIND, TABLE, ASM)
+            w = prepared(word, KIND, TABLE, is_bfloat16(DT), ASM)
         g = tl.minimum(group_at(block, p, PLANES, WIDTH, GROUP), groups - 1)
         s = vector(scale, g, n, n_in, N, False)
         z = s

@@ -178,3 +178,9 @@ def test_floats_that_are_no_numbers_are_errors() -> None:
     assert route is not None
     with pytest.raises(LayoutError, match="no number"):
         route.apply(replace(weight, parts=parts))
+
+
+def test_a_table_with_a_value_of_eight_bits_is_refused() -> None:
+    found = coding_of(LookupSpec(2, 32, (-128, 0, 1, 2)), 64)
+    assert isinstance(found, str)
+    assert "-128" in found

@@ -16,13 +16,17 @@ from support.plain_lines import (
     plain_field,
     plain_float,
     plain_merge,
+    plain_signed,
     plain_table,
     plain_table_byte,
 )
 from support.ptx import Register, run
 
 from qcompile.backends.cuda.coding import E2M1_TWICE
+from qcompile.backends.cuda.interpreter import enable_bfloat16
 from qcompile.backends.cuda.jit import bits, bytes
+
+enable_bfloat16()
 
 Words = npt.NDArray[np.uint16]
 ALL = np.arange(1 << 16).astype(np.uint16)
@@ -31,7 +35,7 @@ OTHER = np.random.default_rng(0).permutation(ALL)
 SPLITS = ((2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (8, 0))
 TABLES = (
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-    tuple(range(-128, -112)),
+    tuple(range(-127, -111)),
     E2M1_TWICE,
 )
 
@@ -128,18 +132,31 @@ def test_narrow_floats(width: int, bf16: bool) -> None:
         assert torch.equal(values[number], exact[number])
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("table", TABLES, ids=["iq4", "lowest", "e2m1"])
-def test_tables(table: tuple[int, ...]) -> None:
-    lows, highs = (plain(plain_table, w, wide=True, TABLE=table) for w in (ALL, OTHER))
-    first, second = run(bytes.table_asm(table), [in_pairs(ALL, OTHER)], 2)
+def test_tables(table: tuple[int, ...], bf16: bool) -> None:
+    lows, highs = (plain(plain_table, w, wide=True, TABLE=table, BF16=bf16) for w in (ALL, OTHER))
+    text = bytes.table_asm(bytes.table_bytes(table, bf16))
+    first, second = run(text, [in_pairs(ALL, OTHER)], 2)
     assert (first == lows).all()
     assert (second == highs).all()
     for plane in range(4):
+        small, large = (plain(plain_table_byte, v, P=plane, BF16=bf16) for v in (first, second))
+        [found] = run(bytes.table_byte_asm(plane, bf16), [first, second], 1)
+        check(found, small, large)
         values = np.array(table)[(ALL >> (4 * plane)) & 15]
-        assert ((first >> (8 * plane) & 255).astype(np.int64) - 128 == values).all()
-        for bf16, dtype in ((False, torch.float16), (True, torch.bfloat16)):
-            small, large = (plain(plain_table_byte, v, P=plane, BF16=bf16) for v in (first, second))
-            [found] = run(bytes.table_byte_asm(plane, bf16), [first, second], 1)
-            check(found, small, large)
-            numbers = torch.from_numpy(small.view(np.int16)).view(dtype).float().numpy()
-            assert (numbers - (0 if bf16 else 1024 + 128) == values).all()
+        if bf16:
+            number = plain(plain_signed, small)
+            numbers = torch.from_numpy(number.view(np.int16)).view(torch.bfloat16).float().numpy()
+        else:
+            numbers = torch.from_numpy(small.view(np.int16)).view(torch.float16).float().numpy()
+            numbers -= 1024 + 128
+        assert (numbers == values).all()
+
+
+def test_signs_and_sizes() -> None:
+    """The two lines of PTX behind ``signed``, over every size and sign."""
+    for mask in (0x807F, 0x8000):
+        lows, highs = (plain(plain_field, w, SHIFT=0, MASK=mask, BITS=0x4300) for w in (ALL, OTHER))
+        [found] = run(bits.field_asm(0, mask, 0x4300), [in_pairs(ALL, OTHER)], 1)
+        check(found, lows, highs)
