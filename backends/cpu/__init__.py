@@ -7,9 +7,10 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 from __future__ import annotations
 
 from qcompile.backends.cpu import blocks as _blocks  # noqa: F401 - registers edges
+from qcompile.backends.cpu import edges as _edges  # noqa: F401 - registers edges
 from qcompile.backends.cpu import experts as _experts
 from qcompile.backends.cpu import linear as _linear
-from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout and edges
+from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout
 from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 
 from qcompile.backends.cpu.build import load_library
-from qcompile.backends.cpu.panel import CHUNK, NAME, arguments, table_of
+from qcompile.backends.cpu.edges import table_of
+from qcompile.backends.cpu.panel import CHUNK, NAME, arguments
 from qcompile.edge import Edge, register_edge
 from qcompile.layout import QuantizedTensor
 from qcompile.spec import AffineSpec, BlockSpec, LookupSpec, Spec

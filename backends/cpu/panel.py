@@ -1,4 +1,4 @@
-"""The layout ``cpu.panel``, its ops, and the edges that lead to it.
+"""The layout ``cpu.panel`` and its ops; edges that lead to it have files of their own.
 
 A panel is 16 output rows interleaved: one SIMD lane is one row. ``csrc/panel.h`` says where each
 byte lies; the decoder below says it again in torch and is what the conformance tests read.
@@ -40,12 +40,10 @@ Row 0 has the codes 0 to 15, four to a quad; a byte of nibbles holds one of two 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from qcompile.backends.cpu.build import load_library
-from qcompile.edge import Edge, register_edge
 from qcompile.errors import LayoutError
 from qcompile.layout import Field, Layout, QuantizedTensor, Shape, register_layout
 from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec, Spec
@@ -54,7 +52,7 @@ NAME = "cpu.panel"
 ROWS, UNIT, CHUNK, LINE = 16, 16, 256, 64
 _FORMS = {"symmetric": 0, "zero": 1, "offset": 2}
 _LOOKUP, _FLOAT8 = 3, 4
-_ZERO, _OFFSET = 1, 2
+ZERO, OFFSET = 1, 2
 PLAIN_F32, PLAIN_F16, NESTED = 0, 1, 2
 PanelSpec = AffineSpec | LookupSpec | ScaledSpec
 
@@ -121,7 +119,7 @@ def unfit(spec: Spec) -> str | None:
         return f"scales must be float16 or float32, not {spec.scale}"
     if not 1 <= bits_of(spec) <= (4 if isinstance(spec, LookupSpec) else 8):
         return f"{bits_of(spec)} bits; panels hold 1 to 8, and 4 at most with a table"
-    if is_nested(spec) and (spec.nested != CHUNK or CHUNK % spec.group or form_of(spec) == _ZERO):
+    if is_nested(spec) and (spec.nested != CHUNK or CHUNK % spec.group or form_of(spec) == ZERO):
         return f"nested scales must share a factor in {CHUNK} columns, not {spec.nested}"
     return None
 
@@ -158,8 +156,8 @@ def _head_bytes(spec: PanelSpec) -> tuple[int, int]:
     """Bytes of the factors of a chunk and of the head of a group."""
     form = form_of(spec)
     if is_nested(spec):
-        return (64, 32) if form == _OFFSET else (32, 16)
-    return 0, ROWS * (spec.scale.itemsize + {_ZERO: 2, _OFFSET: 4}.get(form, 0))
+        return (64, 32) if form == OFFSET else (32, 16)
+    return 0, ROWS * (spec.scale.itemsize + {ZERO: 2, OFFSET: 4}.get(form, 0))
 
 
 def geometry(spec: PanelSpec, k: int) -> Iterator[Part]:
@@ -263,13 +261,13 @@ def _heads(
     if is_nested(spec):
         factor = heads[:, :factors].contiguous().view(torch.float16).float()[:, None]
         step = each.contiguous().view(torch.int8).float()
-        extra = factor[..., ROWS:] * step[..., ROWS:] if form == _OFFSET else None
+        extra = factor[..., ROWS:] * step[..., ROWS:] if form == OFFSET else None
         return factor[..., :ROWS] * step[..., :ROWS], extra
     split = ROWS * spec.scale.itemsize
     scale = each[..., :split].contiguous().view(spec.scale).float()
     if size == split:
         return scale, None
-    dtype = torch.int16 if form == _ZERO else torch.float32
+    dtype = torch.int16 if form == ZERO else torch.float32
     return scale, each[..., split:].contiguous().view(dtype).float()
 
 
@@ -289,75 +287,4 @@ def _values(
     return scale * codes.float() + extra
 
 
-# **** edges ****
-
-
-def panel_spec(spec: Spec) -> Spec | None:
-    """The spec of panels that hold the same values, or None where there is none."""
-    if isinstance(spec, PanelSpec) and spec.scale == torch.bfloat16:
-        spec = replace(spec, scale=torch.float32)  # wider, hence exact
-    return None if unfit(spec) else spec
-
-
-def _pack(weight: QuantizedTensor) -> QuantizedTensor:
-    spec = panel_spec(weight.spec)
-    assert isinstance(spec, PanelSpec)
-    load_library()
-    codes = _float8_codes(weight) if isinstance(spec, ScaledSpec) else weight.parts["codes"]
-    order = None
-    if is_permuted(spec):
-        order = torch.argsort(weight.parts["g_idx"], stable=True)
-        codes = codes.index_select(1, order)
-    blob = torch.ops.qcompile_cpu.panel_pack(
-        codes.contiguous(),
-        weight.parts["scale"].to(spec.scale).contiguous(),
-        _extra(weight, spec),
-        arguments(spec, weight.shape),
-        min(spec.group, weight.shape[1]),
-    )
-    parts = {"blob": blob, "table": table_of(spec)}
-    if order is not None:
-        parts["columns"] = order.to(torch.int32)
-    return QuantizedTensor(spec, NAME, weight.shape, parts)
-
-
-def table_of(spec: PanelSpec) -> torch.Tensor:
-    """The values of a lookup spec, zeros otherwise."""
-    table = torch.zeros(16, dtype=torch.int8)
-    if isinstance(spec, LookupSpec):
-        table[: len(spec.table)] = torch.tensor(spec.table, dtype=torch.int8)
-    return table
-
-
-def _extra(weight: QuantizedTensor, spec: PanelSpec) -> torch.Tensor | None:
-    """Zeros as int32 or offsets as float32, where the form has them."""
-    if form_of(spec) == _OFFSET:
-        return weight.parts["offset"].float().contiguous()
-    if form_of(spec) != _ZERO:
-        return None
-    zero = weight.parts["zero"].to(torch.int32).contiguous()
-    if zero.numel() and int(zero.abs().max()) > torch.iinfo(torch.int16).max:
-        raise LayoutError(
-            f"layout {NAME}",
-            f"a zero of {int(zero.abs().max())} in absolute value",
-            "zeros of at most 32767",
-            "write the checkpoint again",
-        )
-    return zero
-
-
-def _float8_codes(weight: QuantizedTensor) -> torch.Tensor:
-    """The bytes of narrow floats. Kernels know no NaN, which a weight should not have."""
-    codes = weight.parts["data"].contiguous().view(torch.uint8)
-    if bool(((codes & 0x7F) == 0x7F).any()):
-        raise LayoutError(
-            f"layout {NAME}", "a weight holds NaN", "numbers", "write the checkpoint again"
-        )
-    return codes
-
-
 PANEL = register_layout(Layout(NAME, _fields, _decode))
-EDGES = tuple(
-    register_edge(Edge(source, NAME, panel_spec, _pack))
-    for source in ("affine", "lookup", "scaled")
-)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from qcompile.backends.cpu.build import load_library
-from qcompile.backends.cpu.panel import NAME, arguments, is_permuted, panel_spec, table_of
+from qcompile.backends.cpu.edges import panel_spec, table_of
+from qcompile.backends.cpu.panel import NAME, arguments, is_permuted
 from qcompile.edge import Edge, register_edge
 from qcompile.layout import QuantizedTensor
 from qcompile.spec import AffineSpec, Spec
