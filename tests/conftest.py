@@ -12,6 +12,8 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Workers are given a width, which the command line would fit its tables to.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(autouse=True, scope="module")
