@@ -60,6 +60,8 @@ library = torch.library.Library("qcompile_cpu", "DEF")
 for _schema in (
     "panel_linear(Tensor x, Tensor blob, Tensor table, Tensor? bias, int[] shape, int digits)"
     " -> Tensor",
+    "panel_linears(Tensor x, Tensor[] parts, Tensor?[] biases, int[] shapes, int digits)"
+    " -> Tensor[]",
     "panel_embedding(Tensor ids, Tensor blob, Tensor table, int[] shape, ScalarType dtype)"
     " -> Tensor",
     "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int[] shape, int group) -> Tensor",
@@ -205,7 +207,7 @@ def _decode(weight: QuantizedTensor) -> torch.Tensor:
     spec, (n, k), blob = weight.spec, weight.shape, weight.parts["blob"]
     assert isinstance(spec, PanelSpec)
     values = [_chunk(blob, part, weight, spec) for part in geometry(spec, k)]
-    out = torch.cat(values, 1).transpose(1, 2).reshape(-1, k)[:n]
+    out = torch.cat(values, 1).transpose(1, 2).reshape(len(blob) * ROWS, k)[:n]
     if not is_permuted(spec):
         return out
     return torch.empty_like(out).index_copy_(1, weight.parts["columns"].long(), out)
@@ -248,7 +250,8 @@ def _codes(parts: torch.Tensor, units: int, bits: int) -> torch.Tensor:
         masks = parts[:, at : at + units * 32].reshape(panels, units, 4, 8, 1)
         ones = masks >> torch.arange(8, dtype=torch.uint8) & 1
         quads |= ones.reshape(quads.shape) << (bits & 6)
-    return quads.reshape(panels, units, 4, ROWS, 4).transpose(3, 4).reshape(panels, -1, ROWS)
+    quads = quads.reshape(panels, units, 4, ROWS, 4).transpose(3, 4)
+    return quads.reshape(panels, units * UNIT, ROWS)
 
 
 def _heads(
