@@ -42,7 +42,7 @@ _GROUPS_OF_WARPS = ("sm90", "sm100")
 # Outputs of a tile; twice as many where the scales of short groups are much of what is read, and
 # each of them is then worth more instructions.
 _OUTPUTS = 128
-_SHORT_GROUP, _MANY_OUTPUTS, _LOW = 32, 4096, 16
+_SHORT_GROUP, _MANY_OUTPUTS, _LOW = 32, 3584, 16
 # Barriers, and scales on their way between threads.
 _SPARE = 1 << 10
 # From this many rows on it is cheaper to decode the weight once and to multiply floats.
