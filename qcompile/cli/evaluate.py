@@ -148,6 +148,7 @@ def _result_record(result: Result) -> dict[str, object]:
         "scheme": plan.scheme,
         "target": str(plan.target),
         "emitter": plan.emitter,
+        "numerics": plan.numerics,
         "bytes_stored": plan.bytes_before,
         "bytes_packed": plan.bytes_after,
         "bits_a_weight": _bits(plan),
@@ -265,5 +266,8 @@ def _remark(results: Sequence[Result]) -> str:
     counts = sorted({result.scores.perplexity.tokens for result in results})
     if len(counts) > 1:
         return "the checkpoints cut the text into different tokens: perplexities do not compare"
-    compared = any(result.scores.distances for result in results)
-    return f"{counts[0]} tokens predicted" + ("; KL in nats, a mean over them" if compared else "")
+    text = f"{counts[0]} tokens predicted"
+    if any(result.scores.distances for result in results):
+        text += "; KL in nats, a mean over them"
+    numerics = results[0].plan.numerics
+    return text if numerics == "exact" else f"{text}; numerics {numerics}"

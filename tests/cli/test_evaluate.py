@@ -79,6 +79,13 @@ def test_a_kernel_that_computes_wrongly_is_seen(
     assert own["perplexity"] != pytest.approx(found["perplexity"], rel=1e-7)
 
 
+def test_rounded_activations_are_told(capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    [found] = results(capsys, FILE, "--text", text, "--numerics", "fast")
+    assert (found["numerics"], found["against"]["float"]["kl"] < 0.1) == ("fast", True)
+    assert run(FILE, "--text", text, "--numerics", "fast", "--against", "none") == 0
+    assert capsys.readouterr().out.endswith("; numerics fast\n")
+
+
 def test_a_table_over_checkpoints(
     capsys: pytest.CaptureFixture[str], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
