@@ -218,17 +218,17 @@ def main() -> None:
             section(limit)
 
 
-def _pin_threads() -> None:
-    """Start again with OpenMP threads bound to one CPU each: it reads this at its start only."""
+def pin_threads(module: str) -> None:
+    """Start a module again with OpenMP threads bound to one CPU each: read at its start only."""
     if "OMP_PROC_BIND" in os.environ:
         return
     cpus = sorted(os.sched_getaffinity(0))
     os.environ["OMP_PROC_BIND"] = "close"
     os.environ["OMP_PLACES"] = ",".join(f"{{{cpu}}}" for cpu in cpus)
     os.environ["OMP_NUM_THREADS"] = str(len(cpus))
-    os.execv(sys.executable, [sys.executable, "-m", "qcompile.bench.linear", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
-    _pin_threads()
+    pin_threads("qcompile.bench.linear")
     main()
