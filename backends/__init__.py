@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from qcompile.errors import OptionError, nearest
 from qcompile.kernel import NUMERICS, Kernel, Numerics
 from qcompile.target import Target
+
+if TYPE_CHECKING:
+    from qcompile.passes import Pass
 
 _BUILT_IN = ("cpu", "cuda", "npu")
 
@@ -80,6 +83,15 @@ class HasFast(Protocol):
     @property
     def FAST_KERNELS(self) -> tuple[Kernel, ...]:
         """Those kernels, asked before the others."""
+
+
+@runtime_checkable
+class HasPasses(Protocol):
+    """A backend that rewrites lowered graphs further."""
+
+    @property
+    def PASSES(self) -> tuple[Pass, ...]:
+        """Those rewrites, in order."""
 
 
 def kernels_for(

@@ -29,4 +29,9 @@ class Pass(Protocol):
 
 CANONICALIZE: tuple[Pass, ...] = (CanonicalizeLinear(), CanonicalizeEmbedding())
 # Every pass in the order of the pipeline; those that need a session are made there.
-NAMES = (*(rewrite.name for rewrite in CANONICALIZE), SwapQuantized.name, Lower.name)
+NAMES = (
+    *(rewrite.name for rewrite in CANONICALIZE),
+    SwapQuantized.name,
+    Lower.name,
+    "cpu.siblings",  # of a backend: the CPU's
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from qcompile.backends import HasPasses
 from qcompile.capture import capture_dynamo
 from qcompile.emit import emitter_of
 from qcompile.leftovers import bind_leftovers
@@ -45,6 +46,10 @@ def compile_graph(
     # Canonical ops become kernel calls; what is left of the weights must be bound too.
     run_pass(Lower(session.entries(), session.packed), program)
     bind_leftovers(program, session)
+    # What a backend makes of calls that only it knows.
+    if isinstance(session.backend, HasPasses):
+        for last in session.backend.PASSES:
+            run_pass(last, program)
     # The rest is the device compiler's work.
     return emit(program, inputs, session)
 

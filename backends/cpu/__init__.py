@@ -15,11 +15,13 @@ from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edge
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
 from qcompile.backends.cpu.probe import find_compiler, host_arch
+from qcompile.backends.cpu.siblings import JoinSiblings
 from qcompile.backends.reference import KERNELS as _REFERENCE
 from qcompile.kernel import Kernel
 from qcompile.target import Target
 
 KERNELS: tuple[Kernel, ...] = (_linear.EXACT, PanelEmbedding(), _experts.EXACT, *_REFERENCE)
+PASSES = (JoinSiblings(),)
 FAST_KERNELS: tuple[Kernel, ...] = (_linear.FAST, _experts.FAST)
 
 

@@ -13,6 +13,7 @@ import torch
 from qcompile.edge import Route
 from qcompile.errors import LayoutError
 from qcompile.layout import Field, QuantizedTensor, layout_of
+from qcompile.memory import in_large_pages
 from qcompile.weight import WeightRef
 
 # A run of rows is decoded to one byte a weight on its way; this bounds that intermediate.
@@ -35,7 +36,9 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
         return whole
     dest = layout_of(route.edges[-1].dest)
     fields = dest.fields(route.spec, weight.shape)
-    parts = {part.name: torch.empty(part.shape, dtype=part.dtype) for part in fields}
+    parts = {
+        part.name: in_large_pages(torch.empty(part.shape, dtype=part.dtype)) for part in fields
+    }
     stored = layout_of(weight.layout).fields(weight.spec, weight.shape)
     for rows in _runs(weight, (*stored, *fields)):
         _store(parts, fields, rows, route.apply(weight.read(rows)), weight.source)

@@ -9,9 +9,10 @@ import torch
 from support.programs import catalogue, check_golden, run, toy
 from torch import fx
 
-from qcompile import ops
+from qcompile import backends, ops
 from qcompile.errors import LowerError
 from qcompile.passes import CANONICALIZE, NAMES
+from qcompile.passes.lower import Lower
 from qcompile.passes.quantize.swap import SwapQuantized
 from qcompile.program import Program, site_name
 from qcompile.session import sites_of
@@ -49,7 +50,8 @@ def test_a_pass_keeps_the_meaning_and_runs_once(rewrite: Any) -> None:
 
 def test_every_pass_has_a_name_of_its_own() -> None:
     assert len(set(NAMES)) == len(NAMES)
-    assert [rewrite.name for rewrite in PASSES] == list(NAMES[:-1])
+    assert [rewrite.name for rewrite in PASSES] == list(NAMES[: len(PASSES)])
+    assert NAMES[len(PASSES) :] == (Lower.name, *(p.name for p in backends.load("cpu").PASSES))
 
 
 def test_no_weight_is_read_and_tied_uses_share_handles() -> None:

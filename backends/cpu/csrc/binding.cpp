@@ -67,50 +67,99 @@ const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<f
   return store.data();
 }
 
-qc::Weight weight_of(const Tensor& blob, const Tensor& table, const std::vector<int64_t>& shape) {
-  STD_TORCH_CHECK(shape.size() == 6, "qcompile_cpu: a shape has six numbers");
-  qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), shape.data());
+qc::Weight weight_of(const Tensor& blob, const Tensor& table, const int64_t* shape) {
+  const qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), shape);
   STD_TORCH_CHECK(blob.numel() == w.panels() * w.panel_bytes(),
                   "qcompile_cpu: the blob does not have the bytes of its shape");
   return w;
 }
 
-Tensor panel_linear(const Tensor& given, const Tensor& blob, const Tensor& table,
-                    const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers,
-                    int64_t digits) {
-  const qc::Weight w = weight_of(blob, table, numbers);
-  Tensor x = qc::dense(given);
-  auto sizes = x.sizes();
-  STD_TORCH_CHECK(sizes.size() >= 1 && sizes[sizes.size() - 1] == w.k,
-                  "qcompile_cpu: x has not the columns of the weight");
-  STD_TORCH_CHECK(digits >= 0 && digits <= 3, "qcompile_cpu: digits are 0 to 3");
-  std::vector<int64_t> shape(sizes.begin(), sizes.end());
-  shape.back() = w.n;
-  Tensor y = qc::empty_of(x, shape);
-  if (x.numel() == 0) return y;
-  const int64_t m = x.numel() / w.k;
-  const qc::Number type = qc::number_of(x);
-  qc::Digits rows(w, m, qc::digits_for(type, digits));
+// One product of several that read the same x.
+struct Product {
+  qc::Weight w;
+  const qc::Digits* x;
+  qc::Output out;
+};
+
+// Some of the panels of all products: threads get equal shares of the bytes.
+void multiply(const std::vector<Product>& products, int64_t m) {
+  int64_t all = 0;
+  for (const Product& p : products) all += p.w.panels() * p.w.panel_bytes();
   // A thread is worth waking for some ten microseconds of work.
-  const int64_t row_grain = std::max<int64_t>(1, (1 << 16) / w.k);
-  torch::stable::parallel_for(0, m, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) {
-      place(w, x.data_ptr(), type, r, rows.row(r));
-      rows.quantize(w, r);
+  const int64_t grain = std::max<int64_t>(1, (64 << 10) / m);
+  torch::stable::parallel_for(0, all, grain, [&](int64_t begin, int64_t end) {
+    int64_t at = 0;
+    for (const Product& p : products) {
+      const int64_t bytes = p.w.panel_bytes(), count = p.w.panels();
+      auto panel_at = [&](int64_t place) {
+        return std::min(count, std::max<int64_t>(0, (place - at + bytes - 1) / bytes));
+      };
+      const int64_t first = panel_at(begin), last = panel_at(end);
+      if (first < last) qc::kernels().multiply(p.w, p.x->rows(), p.out, first, last);
+      at += count * bytes;
     }
   });
-  std::vector<float> bias_store;
-  qc::Output out{y.data_ptr(), bias_of(bias, w.n, bias_store), type};
-  const int64_t grain = std::max<int64_t>(4, (64 << 10) / (w.panel_bytes() * m));
-  torch::stable::parallel_for(0, w.panels(), grain, [&](int64_t begin, int64_t end) {
-    qc::kernels().multiply(w, rows.rows(), out, begin, end);
+}
+
+std::unique_ptr<qc::Digits> digits_of(const qc::Weight& w, const Tensor& x, int64_t m,
+                                      int64_t digits) {
+  const qc::Number type = qc::number_of(x);
+  auto rows = std::make_unique<qc::Digits>(w, m, qc::digits_for(type, digits));
+  const int64_t grain = std::max<int64_t>(1, (1 << 15) / w.k);
+  torch::stable::parallel_for(0, m, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) {
+      rows->set(w, r, [&](float* row) { place(w, x.data_ptr(), type, r, row); });
+    }
   });
-  return y;
+  return rows;
+}
+
+// Products of one x with several weights, whose rows are quantized once for each width of groups.
+std::vector<Tensor> panel_linears(const Tensor& given, const std::vector<Tensor>& parts,
+                                  const std::vector<std::optional<Tensor>>& biases,
+                                  const std::vector<int64_t>& numbers, int64_t digits) {
+  const size_t count = parts.size() / 2;
+  STD_TORCH_CHECK(count && parts.size() == 2 * count && biases.size() == count &&
+                      numbers.size() == 6 * count,
+                  "qcompile_cpu: a weight has a blob, a table, a bias or none, and six numbers");
+  STD_TORCH_CHECK(digits >= 0 && digits <= 3, "qcompile_cpu: digits are 0 to 3");
+  Tensor x = qc::dense(given);
+  auto sizes = x.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  STD_TORCH_CHECK(!shape.empty(), "qcompile_cpu: x has no columns");
+  const int64_t k = shape.back(), m = x.numel() ? x.numel() / k : 0;
+  std::vector<Tensor> results;
+  std::vector<Product> products;
+  std::vector<std::unique_ptr<qc::Digits>> rows;
+  std::vector<std::vector<float>> bias_store(count);
+  for (size_t i = 0; i < count; i++) {
+    const qc::Weight w = weight_of(parts[2 * i], parts[2 * i + 1], numbers.data() + 6 * i);
+    STD_TORCH_CHECK(k == w.k, "qcompile_cpu: x has not the columns of the weight");
+    shape.back() = w.n;
+    results.push_back(qc::empty_of(x, shape));
+    const float* bias = bias_of(biases[i], w.n, bias_store[i]);
+    if (m == 0) continue;
+    auto found = std::find_if(rows.begin(), rows.end(), [&](auto& r) { return r->serves(w); });
+    if (found == rows.end()) {
+      rows.push_back(digits_of(w, x, m, digits));
+      found = rows.end() - 1;
+    }
+    products.push_back({w, found->get(), {results[i].data_ptr(), bias, qc::number_of(x)}});
+  }
+  if (m) multiply(products, m);
+  return results;
+}
+
+Tensor panel_linear(const Tensor& x, const Tensor& blob, const Tensor& table,
+                    const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers,
+                    int64_t digits) {
+  return panel_linears(x, {blob, table}, {bias}, numbers, digits)[0];
 }
 
 Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& table,
                        const std::vector<int64_t>& numbers, ScalarType dtype) {
-  const qc::Weight w = weight_of(blob, table, numbers);
+  STD_TORCH_CHECK(numbers.size() == 6, "qcompile_cpu: a shape has six numbers");
+  const qc::Weight w = weight_of(blob, table, numbers.data());
   const int64_t n = w.n, k = w.k;
   Tensor ids = qc::dense(given);
   auto sizes = ids.sizes();
@@ -159,6 +208,7 @@ Tensor panel_pack(const Tensor& codes, const Tensor& scale, const std::optional<
 
 STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
   m.impl("panel_linear", TORCH_BOX(&panel_linear));
+  m.impl("panel_linears", TORCH_BOX(&panel_linears));
   m.impl("panel_embedding", TORCH_BOX(&panel_embedding));
   m.impl("panel_pack", TORCH_BOX(&panel_pack));
 }

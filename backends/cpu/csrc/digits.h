@@ -53,9 +53,8 @@ Words largest_bits(const float* x, int64_t columns) {
 template <int P>
 void quantize_row(const Weight& w, const float* x, const Rows& to, int64_t row) {
   const int64_t groups = to.groups;
-  const int half = w.form == FLOAT8 ? 0 : middle_code(w.bits, w.form == LOOKUP);
   auto* codes = const_cast<int8_t*>(to.codes) + row * P * to.padded;
-  auto* start = const_cast<int32_t*>(to.start) + row * P * groups;
+  auto* totals = const_cast<int32_t*>(to.totals) + row * P * groups;
   auto* step = const_cast<float*>(to.step) + row * groups;
   auto* sums = const_cast<float*>(to.sums) + row * groups;
   for (int64_t g = 0, at = 0; g < groups; g++) {
@@ -80,7 +79,7 @@ void quantize_row(const Weight& w, const float* x, const Rows& to, int64_t row) 
     double all = 0;
     for (int p = 0; p < P; p++) {
       const int32_t sum = total_of(total[p]);
-      start[p * groups + g] = -half * sum;
+      totals[p * groups + g] = sum;
       all = all * 256 + sum;
     }
     step[g] = grid.step;

@@ -171,8 +171,8 @@ void apply(const Function& function, const std::vector<Buffers>& up, const Layer
         row[static_cast<size_t>(c)] =
             function.gated ? function.pair(first[c], second[c]) : function.plain(first[c]);
       }
-      place_row(w, layer.down.columns_of(run.expert), row.data(), down.x.row(r));
-      down.x.quantize(w, r);
+      const int32_t* columns = layer.down.columns_of(run.expert);
+      down.x.set(w, r, [&](float* to) { place_row(w, columns, row.data(), to); });
     }
   });
 }
@@ -196,8 +196,8 @@ void run_experts(const Layer& layer, const Function& function, const float* x,
       const float* row = x + pairs[static_cast<size_t>(start + r)].token * h;
       for (size_t p = 0; p < up.size(); p++) {
         const Role& role = layer.up[p];
-        place_row(role.first, role.columns_of(run.expert), row, up[p].x.row(r));
-        up[p].x.quantize(role.first, r);
+        const int32_t* columns = role.columns_of(run.expert);
+        up[p].x.set(role.first, r, [&](float* to) { place_row(role.first, columns, row, to); });
       }
     }
   });

@@ -41,6 +41,7 @@ template <bool WIDE, int P, int M, int S>
 void multiply_tile(const Weight& w, const Chunk& at, const Tile& tile, const Rows& in, float* sums) {
   constexpr int A = M * P;
   const int64_t words = in.padded / 4;
+  const int middle = middle_code(w.bits, w.form == LOOKUP);
   const auto* x = reinterpret_cast<const int32_t*>(in.codes) +
                   at.group * (w.padded_group() / 4);
   const uint8_t* quads = tile.quads[0][0];
@@ -48,7 +49,7 @@ void multiply_tile(const Weight& w, const Chunk& at, const Tile& tile, const Row
     const int64_t g = at.group + i;
     Words acc[A * S];
     repeat<A>([&](auto a) QC_INLINE {
-      const Words start = spread_word(in.start[a * in.groups + g]);
+      const Words start = spread_word(-middle * in.totals[a * in.groups + g]);
       repeat<S>([&](auto s) QC_INLINE { acc[a * S + s] = start; });
     });
     for (int64_t left = w.units(g) * QUADS; left > 0; left--, x++, quads += SIDE * LINE) {

@@ -107,14 +107,14 @@ struct Weight {
 // bytes, most significant first, times a step; see digits.h. Rows of the form float8 stay floats.
 struct Rows {
   const int8_t* codes;   // [m][digits][padded]
-  const int32_t* start;  // [m][digits][groups]: minus the middle code times the group's sum
+  const int32_t* totals;  // [m][digits][groups]: sum of the group's digits
   const float* step;     // [m][groups]
   const float* sums;     // [m][groups]: sum of the group's x
   const float* x;        // [m][padded], form float8 only
   int64_t m, digits, padded, groups;
 
   Rows from(int64_t row) const {
-    return {codes + row * digits * padded, start + row * digits * groups, step + row * groups,
+    return {codes + row * digits * padded, totals + row * digits * groups, step + row * groups,
             sums + row * groups,           x + row * padded,              m - row,
             digits,                        padded,                        groups};
   }

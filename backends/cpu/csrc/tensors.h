@@ -5,6 +5,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -36,28 +38,44 @@ inline int64_t digits_for(Number type, int64_t asked) {
   return asked ? asked : type == BF16 ? 2 : 3;
 }
 
-// Rows of activations with padded groups, and the same rows as digits.
+// Rows of activations as digits, or as floats with padded groups for the form float8. Memory is left
+// as it comes: every row is set before it is read.
 class Digits {
  public:
-  Digits(const Weight& w, int64_t rows, int64_t digits)
-      : floats_(static_cast<size_t>(rows * w.padded())),
-        codes_(static_cast<size_t>(rows * digits * w.padded())),
-        start_(static_cast<size_t>(rows * digits * w.groups())),
-        step_(static_cast<size_t>(rows * w.groups())), sums_(step_.size()),
-        view_{codes_.data(), start_.data(), step_.data(), sums_.data(), floats_.data(),
-              rows,          digits,        w.padded(),   w.groups()} {}
-  float* row(int64_t r) { return floats_.data() + r * view_.padded; }
-  // After row r is filled.
-  void quantize(const Weight& w, int64_t r) {
-    if (w.form != FLOAT8) kernels().quantize(w, row(r), view_, r);
+  Digits(const Weight& w, int64_t rows, int64_t digits) : wide_(w.form == FLOAT8) {
+    const int64_t groups = rows * w.groups(), columns = rows * w.padded();
+    if (wide_) {
+      floats_.reset(new float[static_cast<size_t>(columns)]);
+    } else {
+      codes_.reset(new int8_t[static_cast<size_t>(columns * digits)]);
+      totals_.reset(new int32_t[static_cast<size_t>(groups * digits)]);
+      step_.reset(new float[static_cast<size_t>(2 * groups)]);
+    }
+    view_ = {codes_.get(),  totals_.get(), step_.get(), step_.get() + groups,
+             floats_.get(), rows,          digits,      w.padded(),
+             w.groups()};
+  }
+  // Row r; `fill` writes its floats, in places that are zero.
+  template <typename Fill>
+  void set(const Weight& w, int64_t r, const Fill& fill) {
+    static thread_local std::vector<float> scratch;
+    if (!wide_) scratch.resize(static_cast<size_t>(view_.padded));
+    float* row = wide_ ? floats_.get() + r * view_.padded : scratch.data();
+    if (view_.padded != w.k) std::fill(row, row + view_.padded, 0.f);
+    fill(row);
+    if (!wide_) kernels().quantize(w, row, view_, r);
+  }
+  // Whether another weight can read these digits.
+  bool serves(const Weight& w) const {
+    return wide_ == (w.form == FLOAT8) && view_.padded == w.padded() && view_.groups == w.groups();
   }
   const Rows& rows() const { return view_; }
 
  private:
-  std::vector<float> floats_;
-  std::vector<int8_t> codes_;
-  std::vector<int32_t> start_;
-  std::vector<float> step_, sums_;
+  bool wide_;
+  std::unique_ptr<float[]> floats_, step_;
+  std::unique_ptr<int8_t[]> codes_;
+  std::unique_ptr<int32_t[]> totals_;
   Rows view_;
 };
 
