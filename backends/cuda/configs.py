@@ -92,20 +92,21 @@ def choose(arch: str, coding: Coding, n: int, k: int, rows: int) -> Config:
     parts = _parts(arch, -(-n // outputs), coding.blocks(k)) if rows <= 64 else 1
     stages = _stages(arch, coding, tile, outputs)
     registers = None if by_groups else _REGISTERS
-    return Config(height, outputs, warps, stages, _on_sum(coding, height), parts, registers)
+    return Config(height, outputs, warps, stages, _on_sum(arch, coding, height), parts, registers)
 
 
 def _outputs(arch: str, coding: Coding, n: int, tile: tuple[int, int, int]) -> int:
     """Outputs of a tile. Long blocks take registers, and half a minute to compile, as it is; so do
-    tiles of 256 where sums lie in the matrix unit's own memory, and lookups of single warps.
+    lookups of single warps, and all but nibbles where sums lie in the matrix unit's own memory.
     """
-    short = 0 < coding.group <= _SHORT_GROUP and coding.block <= 128 and arch != "sm100"
-    room = coding.kind != "table" or arch == "sm90"
+    short = 0 < coding.group <= _SHORT_GROUP and coding.block <= 128
+    nibbles = coding.kind == "code" and coding.low + coding.high == 4
+    room = nibbles if arch == "sm100" else coding.kind != "table" or arch == "sm90"
     wide = short and room and n >= _MANY_OUTPUTS and tile[0] <= _LOW
     return 2 * _OUTPUTS if wide and _stages(arch, coding, tile, 2 * _OUTPUTS) > 2 else _OUTPUTS
 
 
-def _on_sum(coding: Coding, height: int) -> bool:
+def _on_sum(arch: str, coding: Coding, height: int) -> bool:
     """Whether to scale sums: that costs rows of the tile for each group, where scaling weights
     costs the group's columns, and it takes registers, of which long blocks have none to spare.
     """
@@ -113,6 +114,8 @@ def _on_sum(coding: Coding, height: int) -> bool:
         return False
     if coding.group == 0:
         return True
+    if arch == "sm90" and height == 32 and coding.kind == "code" and coding.block <= 256:
+        return coding.group >= 64
     return coding.group >= 4 * height and (coding.block <= 256 or height <= 16)
 
 
