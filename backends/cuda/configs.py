@@ -102,7 +102,7 @@ def _outputs(arch: str, coding: Coding, n: int, tile: tuple[int, int, int]) -> i
     short = 0 < coding.group <= _SHORT_GROUP and coding.block <= 128
     nibbles = coding.kind == "code" and coding.low + coding.high == 4
     room = nibbles if arch == "sm100" else coding.kind != "table" or arch == "sm90"
-    wide = short and room and n >= _MANY_OUTPUTS and tile[0] <= _LOW
+    wide = short and room and n >= _MANY_OUTPUTS and tile[0] <= _LOW * (2 if nibbles else 1)
     return 2 * _OUTPUTS if wide and _stages(arch, coding, tile, 2 * _OUTPUTS) > 2 else _OUTPUTS
 
 
