@@ -42,6 +42,7 @@ _VARIANTS = {
 _BINDINGS = ("binding.cpp", "experts.cpp", "repack.cpp")  # these include torch's headers
 # These leave it to the compiler to use the machine's vectors.
 _VECTORISED = ("blocks.cpp", "words.cpp")
+_VECTOR_FLAGS = ("-O3",)
 # The stable interface of torch 2.11, the oldest release that the project supports.
 _STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
@@ -80,6 +81,7 @@ def _key(compiler: str) -> str:
         *_FLAGS,
         variant(),
         *_KERNEL_FLAGS,
+        *_VECTOR_FLAGS,
         *_VARIANTS[variant()],
         _STABLE,
         repr(version),
@@ -123,7 +125,7 @@ def _compilation(compiler: str, source: Path) -> list[str]:
     if source.name.startswith("kernels_"):
         extra = (*_KERNEL_FLAGS, *_VARIANTS[variant()])
     if source.name in _VECTORISED:
-        extra = _VARIANTS[variant()]
+        extra = (*_VECTOR_FLAGS, *_VARIANTS[variant()])
     if source.name in _BINDINGS:
         extra = (_STABLE, f"-I{_torch_folder() / 'include'}")
     return [compiler, *_FLAGS, *extra, "-c", str(source), "-o", f"{source.stem}.o"]

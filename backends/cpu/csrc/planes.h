@@ -23,8 +23,9 @@ inline void put_nibbles(const Codes& codes, uint8_t* to) {
 inline void put_pairs(const Codes& codes, int at, uint8_t* to) {
   const uint8_t* q = &codes[0][0][0];
   for (int i = 0; i < LINE; i++) {
-    to[i] = static_cast<uint8_t>((q[i] >> at & 3) | (q[LINE + i] >> at & 3) << 2 |
-                                 (q[2 * LINE + i] >> at & 3) << 4 | (q[3 * LINE + i] >> at & 3) << 6);
+    const int low = (q[i] >> at & 3) | (q[LINE + i] >> at & 3) << 2;
+    const int high = (q[2 * LINE + i] >> at & 3) | (q[3 * LINE + i] >> at & 3) << 2;
+    to[i] = static_cast<uint8_t>(low | high << 4);
   }
 }
 

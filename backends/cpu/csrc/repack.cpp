@@ -9,7 +9,7 @@ using qc::Tensor;
 
 namespace {
 
-constexpr int64_t TOGETHER = 8;  // panels whose words share cache lines
+constexpr int64_t TOGETHER = qc::PANELS_TOGETHER;
 
 Tensor empty_blob(const Tensor& like, const qc::Weight& w) {
   return torch::stable::new_empty(like, {w.panels(), w.panel_bytes()},

@@ -17,7 +17,9 @@ struct PackedWords {
   const int32_t* columns;  // the column at each place, or null where they are in order
 };
 
-// Packs panels [begin, end); `heads` has no codes.
+constexpr int64_t PANELS_TOGETHER = 8;  // whose words of AWQ share cache lines
+
+// Packs panels [begin, end), PANELS_TOGETHER at most; `heads` has no codes.
 void pack_words(const Weight& shape, const PackedWords& from, const Source& heads, uint8_t* blob,
                 int64_t begin, int64_t end);
 
