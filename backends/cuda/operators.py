@@ -67,7 +67,7 @@ def _linear(
     rows = flat.shape[0]
     if rows == 0:
         return x.new_empty((*x.shape[:-1], shape[0]))
-    named, asm = dict(zip(names, parts, strict=True)), x.device.type == "cuda"
+    named, asm = dict(zip(names, parts, strict=True)), probe.takes_ptx(x.device)
     with torch.cuda.device_of(x):
         if rows >= DECODE_ROWS:
             y = _decoded_linear(flat, named, coding, shape, bias, asm)
@@ -112,14 +112,15 @@ def _embedding(
 ) -> torch.Tensor:
     coding, shape, names = _facts(meaning)
     arch_at(parts[0], "triton_embedding")
-    flat, asm = ids.reshape(-1).contiguous(), ids.device.type == "cuda"
-    if not asm and flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < shape[0]):
+    flat, here = ids.reshape(-1).contiguous(), ids.device.type == "cpu"
+    # On a device that would wait for it: there such a row is NaN.
+    if here and flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < shape[0]):
         raise IndexError(f"triton_embedding: an id is outside 0..{shape[0] - 1}")
     named = dict(zip(names, parts, strict=True))
     if flat.numel() == 0:
         return parts[0].new_empty((*ids.shape, shape[1]), dtype=dtype)
     with torch.cuda.device_of(ids):
-        found = launch.rows(named, coding, shape, flat, dtype, asm)
+        found = launch.rows(named, coding, shape, flat, dtype, probe.takes_ptx(ids.device))
     return found.reshape(*ids.shape, shape[1])
 
 

@@ -25,6 +25,11 @@ def host_arch() -> str | None:
     return f"sm{major}{minor}"
 
 
+def takes_ptx(device: torch.device) -> bool:
+    """Whether kernels for a device may hold PTX; ROCm calls its devices ``cuda`` too."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
 @functools.cache
 def missing_triton() -> str | None:
     """Why kernels cannot be compiled here, or None."""
