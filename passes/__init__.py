@@ -33,5 +33,5 @@ NAMES = (
     *(rewrite.name for rewrite in CANONICALIZE),
     SwapQuantized.name,
     Lower.name,
-    "cpu.siblings",  # of a backend: the CPU's
+    *("cpu.siblings", "cpu.attention"),  # of a backend: the CPU's
 )

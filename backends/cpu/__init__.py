@@ -12,6 +12,7 @@ from qcompile.backends.cpu import experts as _experts
 from qcompile.backends.cpu import linear as _linear
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout
 from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
+from qcompile.backends.cpu.attention import SplitAttention
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
 from qcompile.backends.cpu.probe import find_compiler, host_arch
@@ -21,7 +22,7 @@ from qcompile.kernel import Kernel
 from qcompile.target import Target
 
 KERNELS: tuple[Kernel, ...] = (_linear.EXACT, PanelEmbedding(), _experts.EXACT, *_REFERENCE)
-PASSES = (JoinSiblings(),)
+PASSES = (JoinSiblings(), SplitAttention())
 FAST_KERNELS: tuple[Kernel, ...] = (_linear.FAST, _experts.FAST)
 
 

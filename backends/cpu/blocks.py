@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from qcompile.backends.cpu.build import load_library
-from qcompile.backends.cpu.edges import table_of
+from qcompile.backends.cpu.edges import Parts, filled, table_of
 from qcompile.backends.cpu.panel import CHUNK, NAME, arguments
 from qcompile.edge import Edge, register_edge
 from qcompile.layout import QuantizedTensor
@@ -28,23 +28,26 @@ def _target(spec: Spec, name: str) -> AffineSpec | LookupSpec | None:
     return replace(spec.exact, nested=CHUNK) if name in NESTED else spec.exact
 
 
-def _apply(weight: QuantizedTensor, name: str) -> QuantizedTensor:
+def _fill(weight: QuantizedTensor, parts: Parts, name: str) -> None:
     spec = _target(weight.spec, name)
     assert spec is not None
     load_library()
-    blob = torch.ops.qcompile_cpu.panel_from_blocks(
-        weight.parts["data"], name, arguments(spec, weight.shape)
+    torch.ops.qcompile_cpu.panel_from_blocks(
+        weight.parts["data"], name, arguments(spec, weight.shape), parts["blob"]
     )
-    return QuantizedTensor(spec, NAME, weight.shape, {"blob": blob, "table": table_of(spec)})
+    parts["table"].copy_(table_of(spec))
 
 
 def _edge(name: str) -> Edge:
-    return Edge(
-        f"gguf.{name}",
-        NAME,
-        lambda spec: _target(spec, name),
-        lambda weight: _apply(weight, name),
-    )
+    def fill(weight: QuantizedTensor, parts: Parts) -> None:
+        _fill(weight, parts, name)
+
+    def apply(weight: QuantizedTensor) -> QuantizedTensor:
+        spec = _target(weight.spec, name)
+        assert spec is not None
+        return filled(weight, spec, fill)
+
+    return Edge(f"gguf.{name}", NAME, lambda spec: _target(spec, name), apply, fill=fill)
 
 
 EDGES = tuple(register_edge(_edge(name)) for name in (*PLAIN, *NESTED))

@@ -7,6 +7,7 @@ an error that says which value does not fit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -24,8 +25,10 @@ from qcompile.backends.cpu.panel import (
 )
 from qcompile.edge import Edge, register_edge
 from qcompile.errors import LayoutError
-from qcompile.layout import QuantizedTensor
+from qcompile.layout import QuantizedTensor, layout_of
 from qcompile.spec import LookupSpec, ScaledSpec, Spec
+
+Parts = Mapping[str, torch.Tensor]
 
 
 def panel_spec(spec: Spec) -> Spec | None:
@@ -54,6 +57,15 @@ def _pack(weight: QuantizedTensor) -> QuantizedTensor:
     parts = {"blob": blob, "table": table_of(spec)}
     if order is not None:
         parts["columns"] = order.to(torch.int32)
+    return QuantizedTensor(spec, NAME, weight.shape, parts)
+
+
+def filled(
+    weight: QuantizedTensor, spec: Spec, fill: Callable[[QuantizedTensor, Parts], None]
+) -> QuantizedTensor:
+    """New panels, which ``fill`` writes."""
+    parts = layout_of(NAME).empty(spec, weight.shape)
+    fill(weight, parts)
     return QuantizedTensor(spec, NAME, weight.shape, parts)
 
 

@@ -65,9 +65,9 @@ for _schema in (
     "panel_embedding(Tensor ids, Tensor blob, Tensor table, int[] shape, ScalarType dtype)"
     " -> Tensor",
     "panel_pack(Tensor codes, Tensor scale, Tensor? extra, int[] shape, int group) -> Tensor",
-    "panel_from_blocks(Tensor data, str type, int[] shape) -> Tensor",
+    "panel_from_blocks(Tensor data, str type, int[] shape, Tensor(a!) blob) -> ()",
     "panel_from_words(Tensor words, Tensor scale, Tensor? zero, Tensor? columns, int[] shape,"
-    " int group, int[] steps, int packing) -> Tensor",
+    " int group, int[] steps, int packing, Tensor(a!) blob) -> ()",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -121,7 +121,9 @@ def unfit(spec: Spec) -> str | None:
         return f"scales must be float16 or float32, not {spec.scale}"
     if not 1 <= bits_of(spec) <= (4 if isinstance(spec, LookupSpec) else 8):
         return f"{bits_of(spec)} bits; panels hold 1 to 8, and 4 at most with a table"
-    if is_nested(spec) and (spec.nested != CHUNK or CHUNK % spec.group or form_of(spec) == ZERO):
+    if isinstance(spec, ScaledSpec) or not spec.nested:
+        return None
+    if spec.nested != CHUNK or CHUNK % spec.group or form_of(spec) == ZERO:
         return f"nested scales must share a factor in {CHUNK} columns, not {spec.nested}"
     return None
 

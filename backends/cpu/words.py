@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from qcompile.backends.cpu.build import load_library
-from qcompile.backends.cpu.edges import panel_spec, table_of
+from qcompile.backends.cpu.edges import Parts, filled, panel_spec, table_of
 from qcompile.backends.cpu.panel import NAME, arguments, is_permuted
 from qcompile.edge import Edge, register_edge
 from qcompile.layout import QuantizedTensor
@@ -59,27 +59,29 @@ def _target(spec: Spec, source: Source) -> AffineSpec | None:
     return None if is_permuted(target) and source.layout != "gptq" else target
 
 
-def _apply(weight: QuantizedTensor, source: Source) -> QuantizedTensor:
+def _fill(weight: QuantizedTensor, parts: Parts, source: Source) -> None:
     spec = _target(weight.spec, source)
     assert spec is not None
     load_library()
-    words, parts = weight.parts[source.words], {"table": table_of(spec)}
     if is_permuted(spec):
-        order = torch.argsort(weight.parts["g_idx"], stable=True)
-        parts["columns"] = order.to(torch.int32)
-    zero = _rows_first(weight.parts["zeros"], source) if spec.form == "zero" else None
+        parts["columns"].copy_(torch.argsort(weight.parts["g_idx"], stable=True))
+    words = weight.parts[source.words]
     row, along = words.stride() if source.rows_first else words.stride()[::-1]
-    blob = torch.ops.qcompile_cpu.panel_from_words(
+    zero = None
+    if spec.form == "zero":
+        zero = _rows_first(weight.parts["zeros"], source).to(torch.int32)
+    torch.ops.qcompile_cpu.panel_from_words(
         words,
         _rows_first(weight.parts[source.scale], source).to(spec.scale),
-        None if zero is None else zero.to(torch.int32),
+        zero,
         parts.get("columns"),
         arguments(spec, weight.shape),
         min(spec.group, weight.shape[1]),
         [row, along],
         source.packing,
+        parts["blob"],
     )
-    return QuantizedTensor(spec, NAME, weight.shape, {"blob": blob, **parts})
+    parts["table"].copy_(table_of(spec))
 
 
 def _rows_first(part: torch.Tensor, source: Source) -> torch.Tensor:
@@ -87,12 +89,15 @@ def _rows_first(part: torch.Tensor, source: Source) -> torch.Tensor:
 
 
 def _edge(source: Source) -> Edge:
-    return Edge(
-        source.layout,
-        NAME,
-        lambda spec: _target(spec, source),
-        lambda weight: _apply(weight, source),
-    )
+    def fill(weight: QuantizedTensor, parts: Parts) -> None:
+        _fill(weight, parts, source)
+
+    def apply(weight: QuantizedTensor) -> QuantizedTensor:
+        spec = _target(weight.spec, source)
+        assert spec is not None
+        return filled(weight, spec, fill)
+
+    return Edge(source.layout, NAME, lambda spec: _target(spec, source), apply, fill=fill)
 
 
 EDGES = tuple(register_edge(_edge(source)) for source in SOURCES)

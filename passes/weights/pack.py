@@ -41,7 +41,7 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
     }
     stored = layout_of(weight.layout).fields(weight.spec, weight.shape)
     for rows in _runs(weight, (*stored, *fields)):
-        _store(parts, fields, rows, route.apply(weight.read(rows)), weight.source)
+        _convert(weight.read(rows), route, _rooms(parts, fields, rows), weight.source)
         weight.release()
     packed = QuantizedTensor(route.spec, dest.name, weight.shape, parts)
     packed.check(weight.source)
@@ -62,25 +62,36 @@ def _runs(weight: WeightRef, fields: tuple[Field, ...]) -> Iterator[slice]:
         yield slice(start, min(start + run, count))
 
 
-def _store(
-    parts: dict[str, torch.Tensor],
-    fields: tuple[Field, ...],
-    rows: slice,
-    piece: QuantizedTensor,
-    where: str,
-) -> None:
+def _rooms(
+    parts: dict[str, torch.Tensor], fields: tuple[Field, ...], rows: slice
+) -> dict[str, torch.Tensor]:
+    """Where a run's parts belong; all of a part that has no rows."""
+    rooms = {}
     for part in fields:
-        value = piece.parts[part.name]
-        if part.rows == 0:
-            parts[part.name].copy_(value)
-            continue
-        first, last = rows.start // part.rows, -(-rows.stop // part.rows)
-        room = parts[part.name].narrow(part.axis, first, last - first)
+        rooms[part.name] = parts[part.name]
+        if part.rows:
+            first, last = rows.start // part.rows, -(-rows.stop // part.rows)
+            rooms[part.name] = parts[part.name].narrow(part.axis, first, last - first)
+    return rooms
+
+
+def _convert(
+    piece: QuantizedTensor, route: Route, rooms: dict[str, torch.Tensor], where: str
+) -> None:
+    *before, last = route.edges
+    if last.fill is not None and all(room.is_contiguous() for room in rooms.values()):
+        for edge in before:
+            piece = edge.apply(piece)
+        last.fill(piece, rooms)
+        return
+    found = route.apply(piece)
+    for name, room in rooms.items():
+        value = found.parts[name]
         if room.shape != value.shape or room.dtype != value.dtype:
             raise LayoutError(
                 where,
-                f"an edge gave {part.name} as {value.dtype} {tuple(value.shape)}",
-                f"{room.dtype} {tuple(room.shape)} for rows {rows.start}..{rows.stop}",
+                f"an edge gave {name} as {value.dtype} {tuple(value.shape)}",
+                f"{room.dtype} {tuple(room.shape)} for a run of {piece.shape[0]} rows",
                 "report this: the edge does not follow its layout",
             )
         room.copy_(value)

@@ -11,12 +11,15 @@ namespace {
 
 constexpr int64_t TOGETHER = qc::PANELS_TOGETHER;
 
-Tensor empty_blob(const Tensor& like, const qc::Weight& w) {
-  return torch::stable::new_empty(like, {w.panels(), w.panel_bytes()},
-                                  torch::headeronly::ScalarType::Byte);
+uint8_t* bytes_of(const Tensor& blob, const qc::Weight& w) {
+  STD_TORCH_CHECK(blob.is_contiguous() && blob.numel() == w.panels() * w.panel_bytes() &&
+                      blob.scalar_type() == torch::headeronly::ScalarType::Byte,
+                  "qcompile_cpu: the blob does not have the bytes of its shape");
+  return static_cast<uint8_t*>(blob.data_ptr());
 }
 
-Tensor panel_from_blocks(const Tensor& given, std::string name, std::vector<int64_t> numbers) {
+void panel_from_blocks(const Tensor& given, std::string name, std::vector<int64_t> numbers,
+                       const Tensor& blob) {
   STD_TORCH_CHECK(numbers.size() == 6, "qcompile_cpu: a shape has six numbers");
   const qc::Weight w = qc::weight_over(nullptr, nullptr, numbers.data());
   const qc::BlockType* type = qc::block_type(name.c_str());
@@ -29,17 +32,16 @@ Tensor panel_from_blocks(const Tensor& given, std::string name, std::vector<int6
   STD_TORCH_CHECK(w.k % type->columns == 0 && data.numel() == w.n * row_bytes,
                   "qcompile_cpu: the data are not rows of whole blocks of ", name);
   const qc::Blocks from{static_cast<const uint8_t*>(data.data_ptr()), row_bytes};
-  Tensor blob = empty_blob(data, w);
-  auto* to = static_cast<uint8_t*>(blob.data_ptr());
+  uint8_t* to = bytes_of(blob, w);
   torch::stable::parallel_for(0, w.panels(), 1, [&](int64_t begin, int64_t end) {
     type->pack(from, w.n, w.k, to, begin, end);
   });
-  return blob;
 }
 
-Tensor panel_from_words(const Tensor& words, const Tensor& scale, const std::optional<Tensor>& zero,
-                        const std::optional<Tensor>& columns, std::vector<int64_t> numbers,
-                        int64_t wide_group, std::vector<int64_t> steps, int64_t packing) {
+void panel_from_words(const Tensor& words, const Tensor& scale, const std::optional<Tensor>& zero,
+                      const std::optional<Tensor>& columns, std::vector<int64_t> numbers,
+                      int64_t wide_group, std::vector<int64_t> steps, int64_t packing,
+                      const Tensor& blob) {
   STD_TORCH_CHECK(numbers.size() == 6 && steps.size() == 2, "qcompile_cpu: six and two numbers");
   const qc::Weight w = qc::weight_over(nullptr, nullptr, numbers.data());
   STD_TORCH_CHECK(w.form <= qc::ZERO && w.scale != qc::NESTED && zero.has_value() == (w.form != 0),
@@ -53,14 +55,12 @@ Tensor panel_from_words(const Tensor& words, const Tensor& scale, const std::opt
                                  : nullptr};
   const qc::Source heads{nullptr, scale.data_ptr(), zero.has_value() ? zero->data_ptr() : nullptr,
                          scale.size(1), wide_group};
-  Tensor blob = empty_blob(words, w);
-  auto* to = static_cast<uint8_t*>(blob.data_ptr());
+  uint8_t* to = bytes_of(blob, w);
   torch::stable::parallel_for(0, w.panels(), TOGETHER, [&](int64_t begin, int64_t end) {
     for (; begin < end; begin += TOGETHER) {
       qc::pack_words(w, from, heads, to, begin, std::min(begin + TOGETHER, end));
     }
   });
-  return blob;
 }
 
 }  // namespace

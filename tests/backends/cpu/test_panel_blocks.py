@@ -143,7 +143,7 @@ def test_no_rows() -> None:
 def test_what_is_refused() -> None:
     call = torch.ops.qcompile_cpu.panel_from_blocks
     data, spec = finite_bytes("q4_k", 16, 1), AffineSpec(4, 32, "offset", nested=256)
-    shape = arguments(spec, (16, 256))
+    shape, blob = arguments(spec, (16, 256)), packed(weight_of("q4_k", data)).parts["blob"]
     for name, given, numbers, why in (
         ("q9_k", data, shape, "no way from blocks of q9_k"),
         ("q5_k", data, shape, "another spec"),
@@ -152,6 +152,9 @@ def test_what_is_refused() -> None:
         ("q4_k", data, [16, 128, *shape[2:]], "not rows of whole blocks"),
     ):
         with pytest.raises(RuntimeError, match=why):
-            call(given, name, numbers)
-    for other in (BLOCKS["q5_k"].spec, BlockSpec("q4_k", 256, 144), AffineSpec(4, 32, "offset")):
-        assert direct("q4_k").target_spec(other) is None
+            call(given, name, numbers, blob)
+    for other in (blob[:, 1:], blob[:0], blob.view(torch.int8)):
+        with pytest.raises(RuntimeError, match="bytes of its shape"):
+            call(data, "q4_k", shape, other)
+    for wrong in (BLOCKS["q5_k"].spec, BlockSpec("q4_k", 256, 144), AffineSpec(4, 32, "offset")):
+        assert direct("q4_k").target_spec(wrong) is None

@@ -1,0 +1,133 @@
+"""Attention of many queries in 16 bits: two products of oneDNN with a softmax between them.
+
+Before: ``scaled_dot_product_attention(q, k, v, ...)``. After: ``qcompile_cpu.attention(q, k, v,
+...)``, whose products run on the processor's units for bfloat16, which torch's fused kernel for
+CPUs uses less well. Always holds: queries are taken in runs, so that memory stays bounded; one
+query, float32, dropout and inputs that need gradients stay with torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from qcompile.program import Program
+
+_SCORES = 1 << 24  # scores at once: 32 MB
+_NAMES = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+@torch.library.custom_op("qcompile_cpu::attention", mutates_args=())
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """``softmax(q @ k.T * scale + mask) @ v`` as torch defines it.
+
+    Args:
+        q: ``[B, H, M, D]``.
+        k, v: ``[B, G, L, D]`` and ``[B, G, L, E]``; H is a multiple of G.
+        mask: added to the scores, or True where a key is seen; broadcasts to ``[B, H, M, L]``.
+        is_causal: query i sees keys 0 to i.
+        scale: ``1 / sqrt(D)`` when None.
+
+    Returns:
+        ``[B, H, M, E]``; zeros for queries that see nothing.
+    """
+    b, h, m, d = q.shape
+    g, length = k.shape[1], k.shape[2]
+    factor = 1 / math.sqrt(d) if scale is None else scale
+    keys = k.transpose(-1, -2).reshape(b * g, d, length)
+    values = v.reshape(b * g, length, v.shape[-1])
+    if mask is not None:
+        mask = mask.expand(b, h, m, length)
+    out = q.new_empty((b, h, m, v.shape[-1]))
+    run = max(1, _SCORES // max(1, b * h * length))
+    for start in range(0, m, run):
+        rows = slice(start, min(start + run, m))
+        count = rows.stop - start
+        # The queries of the heads that share keys become rows of one product.
+        some = q[:, :, rows].reshape(b * g, h // g * count, d)
+        scores = torch.bmm(some, keys).view(b, h, count, length).float().mul_(factor)
+        if mask is not None:
+            here = mask[:, :, rows]
+            if here.dtype == torch.bool:
+                scores.masked_fill_(here.logical_not(), -math.inf)
+            else:
+                scores += here
+        if is_causal:
+            seen = torch.ones(m, length, dtype=torch.bool).tril()[rows]
+            scores.masked_fill_(seen.logical_not(), -math.inf)
+        shares = torch._safe_softmax(scores, -1).to(q.dtype)
+        sums = torch.bmm(shares.view(b * g, h // g * count, length), values)
+        out[:, :, rows] = sums.view(b, h, count, -1)
+    return out
+
+
+@attention.register_fake
+def _shape(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+_OP = torch.ops.qcompile_cpu.attention.default
+
+
+@dataclass(frozen=True)
+class SplitAttention:
+    """See the module's text."""
+
+    name: str = "cpu.attention"
+
+    def run(self, program: Program) -> int:
+        """Rewrite the attention of many queries; the number of nodes that changed."""
+        nodes = program.nodes([functional.scaled_dot_product_attention])
+        changed = [node for node in nodes if _fits(node)]
+        for node in changed:
+            given = _arguments(node)
+            call = (*given[:4], given[5], given[6])
+            with program.graph.inserting_before(node):
+                program.replace(node, program.graph.call_function(_OP, call))
+        return len(changed)
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """query, key, value, mask, dropout, is_causal, scale, enable_gqa."""
+    defaults: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
+    defaults |= {"scale": None, "enable_gqa": False}
+    names = ("query", "key", "value", *_NAMES)
+    given = defaults | dict(zip(names, node.args, strict=False)) | node.kwargs
+    return tuple(given[name] for name in names)
+
+
+def _fits(node: fx.Node) -> bool:
+    q, k, _, _, dropout, causal, *_ = given = _arguments(node)
+    value = _value(q)
+    if value is None or value.dim() != 4 or value.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
+        return False
+    if not isinstance(given[6], (float, int, type(None))) or value.requires_grad:
+        return False
+    queries, key = value.shape[2], _value(k)
+    return key is not None and not (isinstance(queries, int) and queries < 8)
+
+
+def _value(node: object) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None

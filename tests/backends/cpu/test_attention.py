@@ -1,0 +1,98 @@
+"""Attention in two products, beside torch's own definition in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional
+
+from qcompile import backends
+from qcompile.backends.cpu import attention as module
+from qcompile.backends.cpu.attention import SplitAttention, attention
+from qcompile.program import Program
+
+backends.load("cpu").prepare()
+MASKS = ("none", "causal", "bool", "float", "one head", "blind")
+
+
+def mask_of(kind: str, b: int, h: int, m: int, length: int) -> tuple[torch.Tensor | None, bool]:
+    if kind in ("none", "causal"):
+        return None, kind == "causal"
+    seen = torch.rand(b, 1 if kind == "one head" else h, m, length) < 0.7
+    if kind == "blind":
+        seen[:, :, 1] = False
+        return seen, False
+    seen[..., 0] = True
+    if kind == "float":
+        return torch.where(seen, 0.0, -torch.inf).to(torch.bfloat16), False
+    return seen, False
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("scores", [1 << 24, 100])
+def test_the_error_against_float64(
+    kind: str, heads: tuple[int, int], scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SCORES", scores)  # a few queries at a time, too
+    torch.manual_seed(0)
+    (h, g), b, m, length, d = heads, 2, 11, 13, 32
+    q, k, v = (
+        torch.randn(b, n, rows, d).bfloat16() for n, rows in ((h, m), (g, length), (g, length))
+    )
+    mask, causal = mask_of(kind, b, h, m, length)
+    wide = mask.double() if mask is not None and mask.dtype != torch.bool else mask
+    settings: Any = {"is_causal": causal, "scale": 0.3, "enable_gqa": True}
+    expected = functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), wide, **settings
+    )
+    found = attention(q, k, v, mask, causal, 0.3)
+    assert found.dtype == q.dtype
+    assert float((found - expected).norm() / expected.norm()) < 1e-2
+    assert torch.equal(
+        found, attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, mask, causal, 0.3)
+    )
+
+
+def test_the_op_is_well_formed() -> None:
+    q, k = torch.randn(1, 4, 9, 16).bfloat16(), torch.randn(1, 2, 12, 16).bfloat16()
+    torch.library.opcheck(attention, (q, k, k, None, False, None))
+
+
+def traced(q: torch.Tensor, **settings: Any) -> Program:
+    program = Program(fx.GraphModule(torch.nn.Module(), fx.Graph()))
+    graph = program.graph
+    inputs = [graph.placeholder(name) for name in "qkv"]
+    for node in inputs:
+        node.meta["example_value"] = q
+    graph.output(
+        graph.call_function(functional.scaled_dot_product_attention, tuple(inputs), settings)
+    )
+    program.graph_module.recompile()
+    return program
+
+
+def test_attention_of_many_queries_is_rewritten() -> None:
+    q = torch.randn(1, 2, 9, 16).bfloat16()
+    program = traced(q, is_causal=True, scale=0.5)
+    expected = program.graph_module(q, q, q)
+    assert SplitAttention().run(program) == 1
+    program.graph_module.recompile()
+    torch.testing.assert_close(program.graph_module(q, q, q), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("q", "settings"),
+    [
+        (torch.randn(1, 2, 1, 16).bfloat16(), {}),
+        (torch.randn(1, 2, 9, 16), {}),
+        (torch.randn(1, 2, 9, 16).bfloat16(), {"dropout_p": 0.1}),
+        (torch.randn(2, 9, 16).bfloat16(), {}),
+    ],
+    ids=["one query", "float32", "dropout", "three dimensions"],
+)
+def test_what_stays_with_torch(q: torch.Tensor, settings: dict[str, Any]) -> None:
+    assert SplitAttention().run(traced(q, **settings)) == 0
