@@ -8,8 +8,10 @@ words; a chain of edges is found before any byte moves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import torch
 
 from qcompile.errors import LayoutError
 from qcompile.layout import QuantizedTensor
@@ -29,6 +31,8 @@ class Edge:
         error: None when exact, else one sentence that bounds what is lost.
         invert: the conversion back, where there is one.
         exact: the specs for which nothing is lost, where ``error`` holds for the others.
+        fill: what ``apply`` does, into parts that are there already, where an edge can spare the
+            copy: the fields of its result for the weight's rows, all contiguous.
     """
 
     source: str
@@ -38,6 +42,7 @@ class Edge:
     error: str | None = None
     invert: Callable[[QuantizedTensor], QuantizedTensor] | None = None
     exact: Callable[[Spec], bool] = lambda spec: False
+    fill: Callable[[QuantizedTensor, Mapping[str, torch.Tensor]], None] | None = None
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ def _random(spec: Spec, layout: str, seed: int) -> QuantizedTensor:
 
 def rate(call: Callable[[QuantizedTensor], object], weights: list[QuantizedTensor]) -> float:
     """Stored GB a second, the median."""
-    runners = [lambda w=weight: call(w) for weight in weights]  # type: ignore[misc]
+    runners = [lambda w=weight: call(w) for weight in weights]
     _, median = measure(runners, least=5, seconds=0.3)
     return weights[0].nbytes / median / 1e9
 
