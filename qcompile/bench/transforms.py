@@ -2,9 +2,10 @@
 
 Comes in: ``python -m qcompile.bench.transforms [--ggml FILE] [type ...]``; ``FILE`` is a build of
 ``libggml-base``, whose ``to_float`` is then timed too. Goes out: one line a type, GB of stored
-bytes a second: *edge*, the edge alone; *pack*, the pass that streams runs of rows through it to
-fresh memory; *codes*, the way over one byte a code; *gguf*, ``gguf.dequantize`` of numpy; *ggml*,
-``to_float`` on as many threads as the edge has, into a buffer that stays in a cache.
+bytes a second: *edge*, the edge alone, to memory that is there; *pack*, the pass that streams runs
+of rows through it, to memory that the system has yet to hand out; *codes*, the way over one byte a
+code; *gguf*, ``gguf.dequantize`` of numpy; *ggml*, ``to_float`` on as many threads as the edge has,
+into a buffer that stays in a cache.
 Always holds: all figures of a line come from one run over the same bytes, which go round more
 memory than a cache holds; a figure is the median of at least five calls.
 """
@@ -33,8 +34,7 @@ from qcompile.schemes.gguf.blocks import BLOCKS
 from qcompile.spec import AffineSpec, Spec
 from qcompile.weight import Rows, WeightRef
 
-# Results of the edge are small enough for the C library to take memory that was freed before.
-_N, _K, _COPIES = 1024, 14336, 12
+_N, _K, _COPIES = 4096, 14336, 4
 _WORDS = {
     "gptq 4 bits": ("gptq", 4, "sequential"),
     "gptq act-order": ("gptq", 4, "permuted"),
@@ -74,6 +74,14 @@ def rate(call: Callable[[QuantizedTensor], object], weights: list[QuantizedTenso
     runners = [lambda w=weight: call(w) for weight in weights]
     _, median = measure(runners, least=5, seconds=0.3)
     return weights[0].nbytes / median / 1e9
+
+
+def into(weight: QuantizedTensor, route: Route) -> Callable[[QuantizedTensor], object]:
+    """The direct edge, to the same parts every time."""
+    [edge], parts = route.edges, layout_of("cpu.panel").empty(route.spec, weight.shape)
+    assert edge.fill is not None
+    fill = edge.fill
+    return lambda given: fill(given, parts)
 
 
 def over_codes(weight: QuantizedTensor) -> Route:
@@ -154,7 +162,7 @@ def by_ggml(file: str, name: str) -> Callable[[QuantizedTensor], object]:
 def _line(name: str, weights: list[QuantizedTensor], others: list[float]) -> None:
     route = find_route(weights[0].layout, weights[0].spec, "cpu.panel")
     assert route is not None
-    edge = rate(route.apply, weights)
+    edge = rate(into(weights[0], route), weights)
     codes = over_codes(weights[0])
     found = [edge, rate(lambda w: streamed(w, route), weights), rate(codes.apply, weights)]
     figures = "".join(f"{value:8.2f}" for value in (*found, *others))

@@ -105,6 +105,20 @@ def test_without_edges_the_bytes_are_copied() -> None:
     assert weight.releases == 1
 
 
+def test_an_edge_that_can_fill_makes_nothing_of_its_own() -> None:
+    weight = stored("q4_k", 50)
+    route = route_to(weight.whole, "cpu.panel")
+    [edge] = route.edges
+    assert edge.fill is not None
+    wanted = route.apply(weight.whole)
+
+    def refuse(given: QuantizedTensor) -> NoReturn:
+        raise AssertionError("the edge made a copy")
+
+    packed = pack(weight.reference, Route((replace(edge, apply=refuse),), route.spec))
+    assert all(torch.equal(packed.parts[key], wanted.parts[key]) for key in wanted.parts)
+
+
 @pytest.mark.parametrize("fault", ["rows", "dtype"])
 def test_an_edge_that_breaks_its_promise_is_named(fault: str) -> None:
     weight = stored("q8_0", 8)

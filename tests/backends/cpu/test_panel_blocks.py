@@ -12,10 +12,11 @@ from qcompile import backends
 from qcompile.backends.cpu.blocks import NESTED, PLAIN
 from qcompile.backends.cpu.panel import NAME, arguments
 from qcompile.edge import Edge, edges, find_route
+from qcompile.experts_layout import role_weight
 from qcompile.layout import QuantizedTensor
 from qcompile.schemes import scheme_of
 from qcompile.schemes.gguf.blocks import BLOCKS
-from qcompile.spec import AffineSpec, BlockSpec
+from qcompile.spec import AffineSpec, BlockSpec, ExpertsSpec, RoleSpec
 
 backends.load("cpu").prepare()
 scheme_of("gguf")
@@ -123,6 +124,31 @@ def test_nested_panels_are_smaller_and_say_so(name: str) -> None:
     ).t()  # fmt: skip
     wanted = weight.dequantize()
     assert torch.allclose(products, wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
+
+
+def test_experts_take_the_direct_edges_role_by_role() -> None:
+    shapes = (("gate_up", "q4_k", 96, 256), ("down", "q6_k", 256, 256))
+    roles = tuple(
+        RoleSpec(role, BLOCKS[name].spec, f"gguf.{name}", rows, columns)  # type: ignore[arg-type]
+        for role, name, rows, columns in shapes
+    )
+    parts = {
+        f"{role}.data": torch.stack([finite_bytes(name, rows, 1, seed=e) for e in range(3)])
+        for role, name, rows, _ in shapes
+    }
+    weight = QuantizedTensor(ExpertsSpec(roles), "experts", (3, 352, 256), parts)
+    weight.check("here")
+    route = find_route("experts", weight.spec, "cpu.panel_experts")
+    assert route is not None
+    found = route.apply(weight)
+    found.check("here")
+    assert isinstance(found.spec, ExpertsSpec)
+    for role, after in zip(roles, found.spec.roles, strict=True):
+        assert isinstance(after.spec, AffineSpec)
+        assert after.spec.nested == 256
+        for expert in range(3):
+            wanted = packed(role_weight(weight, role, expert)).parts["blob"]
+            assert torch.equal(role_weight(found, after, expert).parts["blob"], wanted)
 
 
 def test_rows_that_lie_apart() -> None:
