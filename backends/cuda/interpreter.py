@@ -12,6 +12,7 @@ between the bits and float32 around the operations that kernels here use.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,68 @@ def rounded(values: Array) -> Array:
     return result
 
 
+@dataclass(frozen=True)
+class _Values:
+    """The interpreter's operations around ``plain``, its own, on bfloat16 as values.
+
+    Attributes:
+        narrow, wide, truth: Triton's bfloat16, float32 and int1.
+        handle: what the interpreter keeps an array and its type in.
+        numpy_type: numpy's type for one of Triton's.
+    """
+
+    narrow: Any
+    wide: Any
+    truth: Any
+    handle: Any
+    numpy_type: Any
+
+    def is_narrow(self, value: Any) -> bool:
+        return bool(value.dtype.scalar == self.narrow)
+
+    def floats(self, value: Any) -> Array:
+        data: Array = value.data
+        return widened(data) if self.is_narrow(value) else data
+
+    def result(self, values: Array) -> Any:
+        if values.dtype == np.bool_:
+            return self.handle(values, self.truth)
+        return self.handle(rounded(values), self.narrow)
+
+    def elementwise(self, plain: Any, builder: Any, *given: Any) -> Any:
+        *values, operation = given
+        # A selection only moves bits, and its first operand is no number.
+        if operation is np.where or not self.is_narrow(values[-1]):
+            return plain(builder, *given)
+        return self.result(operation(*map(self.floats, values)))
+
+    def cast(self, plain: Any, builder: Any, source: Any, dest: Any) -> Any:
+        narrow = dest.scalar == self.narrow
+        if self.is_narrow(source) == narrow:
+            return plain(builder, source, dest)
+        if narrow:
+            return self.handle(rounded(source.data.astype(np.float32)), dest.scalar)
+        return self.handle(widened(source.data).astype(self.numpy_type(dest)), dest.scalar)
+
+    def cast_floats(self, plain: Any, builder: Any, source: Any, dest: Any, mode: Any) -> Any:
+        if self.is_narrow(source) != (dest.scalar == self.narrow):
+            return builder.cast_impl(source, dest)
+        return plain(builder, source, dest, mode)
+
+    def dot(self, plain: Any, builder: Any, left: Any, right: Any, *rest: Any) -> Any:
+        wide = [
+            self.handle(self.floats(v), self.wide) if self.is_narrow(v) else v
+            for v in (left, right)
+        ]
+        return plain(builder, *wide, *rest)
+
+    def fma(self, plain: Any, builder: Any, left: Any, right: Any, added: Any) -> Any:
+        if not self.is_narrow(added):
+            return plain(builder, left, right, added)
+        wide = [self.floats(value).astype(np.float64) for value in (left, right, added)]
+        return self.result((wide[0] * wide[1] + wide[2]).astype(np.float32))
+
+
 def enable_bfloat16() -> None:
     """Change the interpreter of this process. Idempotent; ``triton`` is imported here."""
     if _done:
@@ -48,59 +111,17 @@ def enable_bfloat16() -> None:
     from triton.runtime import interpreter
 
     builder: Any = interpreter.InterpreterBuilder
-    handle: Any = interpreter.TensorHandle
     numpy_type: Any = interpreter._get_np_dtype  # type: ignore[attr-defined,unused-ignore]
-
-    def is_narrow(value: Any) -> bool:
-        return bool(value.dtype.scalar == tl.bfloat16)
-
-    def floats(value: Any) -> Array:
-        data: Array = value.data
-        return widened(data) if is_narrow(value) else data
-
-    def result(values: Array) -> Any:
-        if values.dtype == np.bool_:
-            return handle(values, tl.int1)
-        return handle(rounded(values), tl.bfloat16)
+    values = _Values(tl.bfloat16, tl.float32, tl.int1, interpreter.TensorHandle, numpy_type)
 
     def around(name: str, replacement: Callable[..., Any]) -> None:
         plain = getattr(builder, name)
         setattr(builder, name, lambda self, *given: replacement(plain, self, *given))
 
-    def elementwise(plain: Any, self: Any, *given: Any) -> Any:
-        *values, operation = given
-        # A selection only moves bits, and its first operand is no number.
-        if operation is np.where or not is_narrow(values[-1]):
-            return plain(self, *given)
-        return result(operation(*map(floats, values)))
-
-    def cast(plain: Any, self: Any, source: Any, dest: Any) -> Any:
-        narrow = dest.scalar == tl.bfloat16
-        if is_narrow(source) == narrow:
-            return plain(self, source, dest)
-        if narrow:
-            return handle(rounded(source.data.astype(np.float32)), dest.scalar)
-        return handle(widened(source.data).astype(numpy_type(dest)), dest.scalar)
-
-    def cast_floats(plain: Any, self: Any, source: Any, dest: Any, mode: Any) -> Any:
-        if is_narrow(source) != (dest.scalar == tl.bfloat16):
-            return self.cast_impl(source, dest)
-        return plain(self, source, dest, mode)
-
-    def dot(plain: Any, self: Any, left: Any, right: Any, *rest: Any) -> Any:
-        wide = [handle(floats(v), tl.float32) if is_narrow(v) else v for v in (left, right)]
-        return plain(self, *wide, *rest)
-
-    def fma(plain: Any, self: Any, left: Any, right: Any, added: Any) -> Any:
-        if not is_narrow(added):
-            return plain(self, left, right, added)
-        wide = [floats(value).astype(np.float64) for value in (left, right, added)]
-        return result((wide[0] * wide[1] + wide[2]).astype(np.float32))
-
     for name in ("unary_op", "binary_op", "ternary_op"):
-        around(name, elementwise)
-    around("cast_impl", cast)
-    around("create_fp_to_fp", cast_floats)
-    around("create_dot", dot)
-    around("create_fma", fma)
+        around(name, values.elementwise)
+    around("cast_impl", values.cast)
+    around("create_fp_to_fp", values.cast_floats)
+    around("create_dot", values.dot)
+    around("create_fma", values.fma)
     _done.append("bfloat16")
