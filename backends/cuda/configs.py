@@ -91,7 +91,7 @@ def choose(arch: str, coding: Coding, n: int, k: int, rows: int) -> Config:
     outputs = _outputs(arch, coding, n, tile)
     parts = _parts(arch, -(-n // outputs), coding.blocks(k)) if rows <= 64 else 1
     stages = _stages(arch, coding, tile, outputs)
-    registers = None if by_groups else _REGISTERS
+    registers = None if arch == "sm90" else _REGISTERS
     return Config(height, outputs, warps, stages, _on_sum(arch, coding, height), parts, registers)
 
 
