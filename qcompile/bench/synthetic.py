@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -102,7 +103,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, int, int, Kind]]:
 
 def _values(
     draw: np.random.Generator, name: str, rows: int, columns: int, kind: Kind
-) -> npt.NDArray[np.generic]:
+) -> npt.NDArray[Any]:
     if kind is Kind.F32:
         if name.endswith("bias"):
             return draw.normal(0, 0.02, columns).astype(np.float32)

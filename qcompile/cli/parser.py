@@ -202,18 +202,69 @@ def _eval(commands: Commands) -> None:
 
 
 def _bench(commands: Commands) -> None:
+    command = commands.add_parser("bench", help="figures of kernels, or of a model beside peers")
+    parts = command.add_subparsers(required=True, metavar="WHAT")
+    _bench_kernels(parts)
+    _bench_model(parts)
+
+
+def _bench_kernels(commands: Commands) -> None:
     examples = """
         qcompile bench kernels --aot
         qcompile bench kernels --aot --arch sm90 --only "w4 g128"
         qcompile bench kernels --aot --arch sm80 --arch sm90 --json figures.json
     """
     about = "what kernels for a GPU need of it, compiled without one"
-    command = _command(commands, "bench", about, examples, Lazy("bench", "run_bench"))
-    command.add_argument("what", choices=("kernels",), help="kernels")
+    command = _command(commands, "kernels", about, examples, Lazy("bench", "run_kernels"))
     command.add_argument("--aot", action="store_true", help="compile ahead of time")
     command.add_argument("--arch", action="append", metavar="ARCH", help="sm80, sm90, ...")
     command.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
     command.add_argument("--json", metavar="FILE", help="write the figures as JSON")
+
+
+def _bench_model(commands: Commands) -> None:
+    examples = """
+        qcompile bench model model.gguf
+        qcompile bench model model.gguf --quick --against none
+        qcompile bench model model.gguf --against llama.cpp --numerics fast --markdown table.md
+        qcompile bench model folder --against transformers --batch 1,4 --json run.json --plots .
+    """
+    about = "speed, memory and outputs of a model beside peers, in turns"
+    command = _command(commands, "model", about, examples, Lazy("bench", "run_model"))
+    command.add_argument("file", help=_FILE)
+    command.add_argument(
+        "--device", default="cpu", metavar="TARGET", help="cpu, cuda, ...; peers run on a CPU only"
+    )
+    command.add_argument(
+        "--against",
+        metavar="PEERS",
+        help="llama.cpp,transformers (the default), some of them, or none;"
+        " QCOMPILE_LLAMA_CPP_PYTHON names the interpreter that has llama-cpp-python",
+    )
+    for name, about in (
+        ("--prompt-tokens", "tokens of a prompt (512)"),
+        ("--tokens", "tokens that follow (64)"),
+        ("--rounds", "rounds of turns (5)"),
+        ("--threads", "threads of each contender (all cores)"),
+        ("--compared", "tokens of text on which outputs are compared (128), or 0"),
+    ):
+        command.add_argument(name, type=int, metavar="N", help=about)
+    command.add_argument("--batch", default="1", metavar="N,N", help="sequences at once (1)")
+    command.add_argument("--dtype", default="float32", metavar="DTYPE", help="of our activations")
+    command.add_argument(
+        "--numerics", default="exact", metavar="NAME", help="exact, or fast: int8 activations"
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="fewer and shorter rounds, llama.cpp alone"
+    )
+    command.add_argument(
+        "--urgent",
+        action="store_true",
+        help="measure with real-time priority (Linux, with the right to it)",
+    )
+    command.add_argument("--json", metavar="FILE", help="write everything measured as JSON")
+    command.add_argument("--markdown", metavar="FILE", help="write the tables as Markdown")
+    command.add_argument("--plots", metavar="FOLDER", help="write throughput by batch as SVG")
 
 
 def _doctor(commands: Commands) -> None:

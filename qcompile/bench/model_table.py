@@ -1,0 +1,159 @@
+"""A report of ``qcompile.bench.model`` as text, Markdown and JSON.
+
+Comes in: a report. Goes out: lines, or values that JSON has.
+Always holds: every figure stands beside its spread; the machine, versions and date are part of
+Markdown and JSON; a peer that is missing is named in all three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from qcompile.bench.model import Figures, Options, Report, ratios
+
+_HEAD = ("", "batch", "prefill tok/s", "(min to max)", "decode tok/s", "(min to max)", "ours is")
+_COSTS = ("", "load s", "compile s", "weights MB", "peak MB", "imports MB", "top-1", "mean KL")
+
+
+def text(report: Report) -> str:
+    """The tables for a terminal, in at most 100 columns."""
+    lines = [*_aligned(_speeds(report)), "", *_aligned(_costs(report))]
+    return "\n".join([*lines, *(f"\n{name}: {why}" for name, why in _absent(report))])
+
+
+def markdown(report: Report) -> str:
+    """The same with the command, machine, versions and date."""
+    options, machine = report.options, report.machine
+    memory = machine["memory"]
+    size = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
+    head = [
+        f"`{command(options)}`",
+        "",
+        f"{report.date}, {machine['processor']}, {machine['cores']} cores{size}; "
+        f"{options.threads} threads each, {options.prompt} tokens of prompt, {options.tokens} new "
+        f"ones, medians of {options.rounds} rounds in turns.",
+        "",
+        ", ".join(f"{name} {version}" for name, version in _versions(report).items()) + ".",
+        "",
+        *(f"- {figures.name}: {figures.note}" for figures in report.contenders),
+        *(f"- {name}, not measured: {why}" for name, why in _absent(report)),
+        "",
+    ]
+    return "\n".join([*head, *_piped(_speeds(report)), "", *_piped(_costs(report)), "", _NOTES])
+
+
+_NOTES = """Load is from the call to packed weights, without imports (whose resident memory is the
+column *imports*); compile is what the first runs took longer than later ones. Peak is the process's
+largest resident set before outputs were compared. Top-1 is the share of positions of a fixed text
+where the likeliest token is that of the float32 model, KL the mean divergence from it."""
+
+
+def record(report: Report) -> dict[str, Any]:
+    """Everything that was measured."""
+    return {
+        "command": command(report.options),
+        "date": report.date,
+        "machine": report.machine,
+        "versions": _versions(report),
+        "options": dataclasses.asdict(report.options),
+        "contenders": [dataclasses.asdict(figures) for figures in report.contenders],
+        "missing": [dataclasses.asdict(missing) for missing in report.missing],
+    }
+
+
+def command(options: Options) -> str:
+    """The command line that measures the same."""
+    given = {
+        "device": options.device,
+        "against": ",".join(options.against) or "none",
+        "prompt-tokens": options.prompt,
+        "tokens": options.tokens,
+        "batch": ",".join(map(str, options.batches)),
+        "dtype": options.dtype,
+        "numerics": options.numerics,
+        "rounds": options.rounds,
+        "threads": options.threads,
+        "compared": options.compared,
+    }
+    words = (f"--{name} {value}" for name, value in given.items())
+    return f"qcompile bench model {shlex.quote(options.file)} {' '.join(words)}"
+
+
+# **** rows ****
+
+
+def _speeds(report: Report) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [_HEAD]
+    for batch in report.options.batches:
+        for figures in report.contenders:
+            if batch not in figures.prefill:
+                rows.append((figures.name, str(batch), "one sequence only", *[""] * 4))
+                continue
+            found = ratios(report.contenders[0], figures, batch)
+            own = figures is report.contenders[0]
+            factor = "" if own or found is None else f"{found[0]:.2f}x, {found[1]:.2f}x"
+            cells = (*_rate(figures.prefill[batch]), *_rate(figures.decode[batch]))
+            rows.append((figures.name, str(batch), *cells, factor))
+    return rows
+
+
+def _rate(values: Sequence[float]) -> tuple[str, str]:
+    """Median and spread; a decimal where figures are small."""
+    middle = statistics.median(values)
+    digits = 0 if middle >= 200 else 1
+    return f"{middle:.{digits}f}", f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def _costs(report: Report) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [_COSTS]
+    for figures in report.contenders:
+        rows.append(
+            (
+                figures.name,
+                f"{figures.load:.2f}",
+                f"{figures.compile:.1f}",
+                *(f"{n / 1e6:.0f}" for n in (figures.weights, figures.peak, figures.baseline)),
+                *_outputs(figures),
+            )
+        )
+    return rows
+
+
+def _outputs(figures: Figures) -> tuple[str, str]:
+    if figures.top1 is None or figures.kl is None:
+        return "-", "-"
+    return f"{figures.top1:.1%}", f"{figures.kl:.2g}"
+
+
+def _absent(report: Report) -> list[tuple[str, str]]:
+    return [(missing.name, missing.reason) for missing in report.missing]
+
+
+def _versions(report: Report) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for figures in report.contenders:
+        found |= figures.versions
+    return found
+
+
+# **** lines ****
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _piped(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
