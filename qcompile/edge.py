@@ -98,6 +98,30 @@ class Route:
             weight = edge.apply(weight)
         return weight
 
+    def fill(self, weight: QuantizedTensor, parts: Mapping[str, torch.Tensor], where: str) -> None:
+        """As ``apply``, into parts that are there already.
+
+        Raises:
+            LayoutError: an edge produced something else than these parts.
+        """
+        last = self.edges[-1] if self.edges else None
+        if last is not None and last.fill and all(p.is_contiguous() for p in parts.values()):
+            for edge in self.edges[:-1]:
+                weight = edge.apply(weight)
+            last.fill(weight, parts)
+            return
+        found = self.apply(weight).parts
+        for name, part in parts.items():
+            value = found[name]
+            if part.shape != value.shape or part.dtype != value.dtype:
+                raise LayoutError(
+                    where,
+                    f"an edge gave {name} as {value.dtype} {tuple(value.shape)}",
+                    f"{part.dtype} {tuple(part.shape)} for a run of {weight.shape[0]} rows",
+                    "report this: the edge does not follow its layout",
+                )
+            part.copy_(value)
+
 
 def find_route(layout: str, spec: Spec, dest: str) -> Route | None:
     """The shortest chain of edges from a weight's layout to ``dest``, exact chains first.

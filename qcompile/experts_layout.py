@@ -257,19 +257,26 @@ def experts_edge(dest: str, matrix_layout: str) -> Edge:
             tuple(replace(role, spec=r.spec, layout=matrix_layout) for role, r in pairs)  # type: ignore[arg-type]
         )
 
-    def apply(weight: QuantizedTensor) -> QuantizedTensor:
-        found, target = routes(weight.spec), target_spec(weight.spec)
+    def fill(weight: QuantizedTensor, parts: Mapping[str, torch.Tensor]) -> None:
+        found = routes(weight.spec)
         assert found is not None
         assert isinstance(weight.spec, ExpertsSpec)
-        assert target is not None
-        parts: dict[str, torch.Tensor] = {}
         for role, route in zip(weight.spec.roles, found, strict=True):
-            done = [route.apply(role_weight(weight, role, e)) for e in range(weight.shape[0])]
-            for name in done[0].parts:
-                parts[f"{role.role}.{name}"] = torch.stack([one.parts[name] for one in done])
+            prefix = f"{role.role}."
+            own = {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
+            for expert in range(weight.shape[0]):
+                rooms = {name: part[expert] for name, part in own.items()}
+                route.fill(role_weight(weight, role, expert), rooms, f"layout {dest}")
+
+    def apply(weight: QuantizedTensor) -> QuantizedTensor:
+        target = target_spec(weight.spec)
+        assert target is not None
+        device = str(next(iter(weight.parts.values())).device)
+        parts = layout_of(dest).empty(target, weight.shape, device)
+        fill(weight, parts)
         return QuantizedTensor(target, dest, weight.shape, parts)
 
-    return Edge(NAME, dest, target_spec, apply)
+    return Edge(NAME, dest, target_spec, apply, fill=fill)
 
 
 def experts_layout(name: str, matrix_layout: str) -> Layout:

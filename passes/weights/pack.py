@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import torch
 
 from qcompile.edge import Route
-from qcompile.errors import LayoutError
 from qcompile.layout import Field, QuantizedTensor, layout_of
 from qcompile.memory import in_large_pages
 from qcompile.weight import WeightRef
@@ -41,7 +40,7 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
     }
     stored = layout_of(weight.layout).fields(weight.spec, weight.shape)
     for rows in _runs(weight, (*stored, *fields)):
-        _convert(weight.read(rows), route, _rooms(parts, fields, rows), weight.source)
+        route.fill(weight.read(rows), _rooms(parts, fields, rows), weight.source)
         weight.release()
     packed = QuantizedTensor(route.spec, dest.name, weight.shape, parts)
     packed.check(weight.source)
@@ -73,25 +72,3 @@ def _rooms(
             first, last = rows.start // part.rows, -(-rows.stop // part.rows)
             rooms[part.name] = parts[part.name].narrow(part.axis, first, last - first)
     return rooms
-
-
-def _convert(
-    piece: QuantizedTensor, route: Route, rooms: dict[str, torch.Tensor], where: str
-) -> None:
-    *before, last = route.edges
-    if last.fill is not None and all(room.is_contiguous() for room in rooms.values()):
-        for edge in before:
-            piece = edge.apply(piece)
-        last.fill(piece, rooms)
-        return
-    found = route.apply(piece)
-    for name, room in rooms.items():
-        value = found.parts[name]
-        if room.shape != value.shape or room.dtype != value.dtype:
-            raise LayoutError(
-                where,
-                f"an edge gave {name} as {value.dtype} {tuple(value.shape)}",
-                f"{room.dtype} {tuple(room.shape)} for a run of {piece.shape[0]} rows",
-                "report this: the edge does not follow its layout",
-            )
-        room.copy_(value)
