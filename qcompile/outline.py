@@ -195,6 +195,9 @@ def _faked(node: fx.Node, mode: FakeTensorMode) -> Any:
     value = node.meta["example_value"]
     if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
         return mode.from_tensor(value, static_shapes=True)
+    if isinstance(value, torch.SymInt) and mode.shape_env is not None:
+        # A symbol that was found equal to another: in a region alone, nothing would define it.
+        return mode.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
     return value
 
 

@@ -57,6 +57,21 @@ def test_the_default_emitter_agrees_too() -> None:
     assert model.qcompile.compiles == 2
 
 
+def test_a_cache_that_the_caller_made() -> None:
+    """Its length is one symbol in every layer's inputs: each region has to know it."""
+    from transformers import StaticCache
+
+    entry = zoo_entry("gguf-q2_k", "gguf", "dense")
+    model: Any = qcompile.load(entry.path, emitter="inductor")[0]
+    plain: Any = qcompile.load(entry.path, emitter="eager")[0]
+    ids = torch.tensor([entry.sequences["16"]])
+    with torch.inference_mode():
+        cache = StaticCache(config=model.config, max_cache_len=37)
+        model(ids[:, :-1], past_key_values=cache)
+        found = model(ids[:, -1:], past_key_values=cache).logits[0, -1]
+        assert relative_l2(found, plain(ids).logits[0, -1]) < 1e-5
+
+
 def test_loss_on_the_text_is_as_stored() -> None:
     entry = zoo_entry("gguf-q2_k", "gguf", "dense")
     model, _ = qcompile.load(entry.path, emitter="eager")
