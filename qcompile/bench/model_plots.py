@@ -54,10 +54,8 @@ def svg(report: Report, kind: str) -> str:
     for at, (figures, rates) in enumerate(lines):
         colour = _COLOURS[at % len(_COLOURS)]
         parts += _line(rates, top, last, colour)
-        x = _x(max(rates), last) + 10
-        parts.append(
-            f'<text x="{x:.1f}" y="{ends[at] + 4:.1f}" fill="{colour}">{escape(figures.name)}</text>'
-        )
+        place = f'x="{_x(max(rates), last) + 10:.1f}" y="{ends[at] + 4:.1f}"'
+        parts.append(f'<text {place} fill="{colour}">{escape(figures.name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

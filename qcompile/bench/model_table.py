@@ -91,7 +91,7 @@ def _speeds(report: Report) -> list[Sequence[str]]:
     for batch in report.options.batches:
         for figures in report.contenders:
             if batch not in figures.prefill:
-                rows.append((figures.name, str(batch), "one sequence only", *[""] * 4))
+                rows.append((figures.name, str(batch), *["-"] * 4, "not measured"))
                 continue
             found = ratios(report.contenders[0], figures, batch)
             own = figures is report.contenders[0]
@@ -130,7 +130,12 @@ def _outputs(figures: Figures) -> tuple[str, str]:
 
 
 def _absent(report: Report) -> list[tuple[str, str]]:
-    return [(missing.name, missing.reason) for missing in report.missing]
+    more = [batch for batch in report.options.batches if batch > 1]
+    single = [f for f in report.contenders if more and not set(more) & set(f.prefill)]
+    return [
+        *((missing.name, missing.reason) for missing in report.missing),
+        *((f.name, "measured with one sequence only") for f in single),
+    ]
 
 
 def _versions(report: Report) -> dict[str, str]:

@@ -120,7 +120,8 @@ def _values(
         steps = draw.integers(-16, 17, (blocks, 16), dtype=np.int8)
         data[:, 192:208] = steps.view(np.uint8)
         _put_half(data, 208, factors * _Q6_FACTOR)
-    return data.reshape(rows, -1)
+    made: Bytes = data.reshape(rows, -1)
+    return made
 
 
 def _put_half(data: Bytes, at: int, values: npt.NDArray[np.float64]) -> None:
