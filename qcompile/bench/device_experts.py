@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qcompile import ops
-from qcompile.bench.clock import measure
+from qcompile.backends.cuda.clock import measure
 from qcompile.bench.experts import call_of_experts, layer_weight
 from qcompile.edge import find_route
 from qcompile.kernel import Accept, Kernel

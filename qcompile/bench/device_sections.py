@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from qcompile.bench.clock import Runner, measure
+from qcompile.backends.cuda.clock import Runner, clock_rate, measure, properties
 from qcompile.bench.linear import call_of, pack, random_weight
 from qcompile.edge import find_route
 from qcompile.errors import OptionError
@@ -74,10 +74,7 @@ class Run:
         """The device and versions."""
         found: dict[str, Any] = {"torch": torch.__version__, "device": str(self.device)}
         if self.device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self.device)
-            found["name"] = properties.name
-            found["multiprocessors"] = properties.multi_processor_count
-            found["memory"] = properties.total_memory
+            found |= properties(self.device)
         return found
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel | None:
@@ -259,7 +256,7 @@ def predicted(run: Run) -> None:
     from qcompile.backends.cuda.shipped import Case
 
     facts, arch = run.facts(), str(run.backend.default_target().arch)
-    clock = torch.cuda.clock_rate(run.device) * 1e6
+    clock = clock_rate(run.device)
     slots = facts["multiprocessors"] * 4 * 32 * clock
     for name, spec in TIMED.items():
         for count, shape in itertools.product((1, 16), SHAPES):

@@ -17,7 +17,7 @@ from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec
 
 backends.load("cpu").prepare()
 OPS = torch.ops.qcompile_cpu
-SPECS = (
+SPECS: tuple[AffineSpec | LookupSpec | ScaledSpec, ...] = (
     AffineSpec(4, 32, "offset"),
     AffineSpec(8, 32, "symmetric", torch.float16),
     LookupSpec(4, 16, tuple(range(-8, 8)), torch.float16),

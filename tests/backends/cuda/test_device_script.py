@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qcompile.backends.cuda import probe
-from qcompile.bench.clock import measure
+from qcompile.backends.cuda.clock import measure
 
 COMMAND = [sys.executable, "-m", "qcompile.bench.device"]
 

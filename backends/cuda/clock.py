@@ -67,3 +67,18 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def properties(device: torch.device) -> dict[str, object]:
+    """Name, multiprocessors and bytes of memory of a present device."""
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "multiprocessors": found.multi_processor_count,
+        "memory": found.total_memory,
+    }
+
+
+def clock_rate(device: torch.device) -> float:
+    """Cycles a second that the multiprocessors run at now."""
+    return torch.cuda.clock_rate(device) * 1e6
