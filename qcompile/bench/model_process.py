@@ -123,18 +123,28 @@ def pinned(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "close", **places}
 
 
+def may_be_urgent() -> bool:
+    """Whether this process may have real-time priority, and give it."""
+    try:
+        with _first(os.getpid()):
+            return True
+    except (AttributeError, PermissionError):  # not Linux, or without the right to it
+        return False
+
+
 @contextlib.contextmanager
 def _first(pid: int) -> Iterator[None]:
     """Real-time priority for all threads of a process meanwhile."""
-    _schedule(pid, os.SCHED_FIFO, 50)
+    usual = os.sched_getscheduler(pid), os.sched_getparam(pid)
+    _schedule(pid, os.SCHED_FIFO, os.sched_param(50))
     try:
         yield
     finally:
-        _schedule(pid, os.SCHED_OTHER, 0)
+        _schedule(pid, *usual)
 
 
-def _schedule(pid: int, policy: int, priority: int) -> None:
+def _schedule(pid: int, policy: int, parameters: os.sched_param) -> None:
     for task in Path(f"/proc/{pid}/task").glob("*"):
         # A thread may end meanwhile.
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
+            os.sched_setscheduler(int(task.name), policy, parameters)

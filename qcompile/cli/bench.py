@@ -64,6 +64,7 @@ def run_model(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> Any:
     from qcompile.bench.machine import cores
     from qcompile.bench.model import Options
+    from qcompile.bench.model_process import may_be_urgent
 
     prompt, tokens, rounds, compared = _QUICK if arguments.quick else _FULL
     given = Options(
@@ -81,6 +82,13 @@ def _options(arguments: argparse.Namespace) -> Any:
         urgent=arguments.urgent,
     )
     dtype_of(given.dtype)
+    if given.urgent and not may_be_urgent():
+        raise OptionError(
+            "--urgent",
+            "this process may not have real-time priority",
+            "Linux, and the capability CAP_SYS_NICE",
+            "leave it out",
+        )
     if not Path(given.file).exists():
         raise OptionError(
             given.file, "no such file or folder", "a model's folder or file", "check the path"
