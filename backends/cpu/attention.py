@@ -1,9 +1,9 @@
-"""Attention of many queries in 16 bits: two products of oneDNN with a softmax between them.
+"""Attention in bfloat16: two products of oneDNN with a softmax between them.
 
 Before: ``scaled_dot_product_attention(q, k, v, ...)``. After: ``qcompile_cpu.attention(q, k, v,
 ...)``, whose products run on the processor's units for bfloat16, which torch's fused kernel for
-CPUs uses less well. Always holds: queries are taken in runs, so that memory stays bounded; one
-query, float32, dropout and inputs that need gradients stay with torch.
+CPUs uses less well: for one query, too. Always holds: queries are taken in runs, so that memory
+stays bounded; other dtypes, dropout and inputs that need gradients stay with torch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SplitAttention:
     name: str = "cpu.attention"
 
     def run(self, program: Program) -> int:
-        """Rewrite the attention of many queries; the number of nodes that changed."""
+        """Rewrite attention in bfloat16; the number of nodes that changed."""
         nodes = program.nodes([functional.scaled_dot_product_attention])
         changed = [node for node in nodes if _fits(node)]
         for node in changed:
@@ -118,14 +118,13 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 def _fits(node: fx.Node) -> bool:
     q, k, _, _, dropout, causal, *_ = given = _arguments(node)
     value = _value(q)
-    if value is None or value.dim() != 4 or value.dtype not in (torch.bfloat16, torch.float16):
+    if value is None or value.dim() != 4 or value.dtype != torch.bfloat16:
         return False
     if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
         return False
     if not isinstance(given[6], (float, int, type(None))) or value.requires_grad:
         return False
-    queries, key = value.shape[2], _value(k)
-    return key is not None and not (isinstance(queries, int) and queries < 8)
+    return _value(k) is not None
 
 
 def _value(node: object) -> torch.Tensor | None:
