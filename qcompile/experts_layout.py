@@ -234,19 +234,21 @@ def dequantized_experts(weight: WeightRef, dtype: torch.dtype) -> QuantizedTenso
 # **** edges ****
 
 
-def experts_edge(dest: str, matrix_layout: str) -> Edge:
+def experts_edge(dest: str, matrix_layout: str, error: str | None = None) -> Edge:
     """An edge from ``experts`` that sends every matrix to one layout.
 
     Args:
         dest: name of the layout of the result, which has the same parts as ``experts``.
         matrix_layout: the layout that every matrix takes there.
+        error: what a matrix may lose on its way, None where it may lose nothing.
     """
 
     def routes(spec: Spec) -> list[Route] | None:
         if not isinstance(spec, ExpertsSpec):
             return None
         found = [find_route(role.layout, role.spec, matrix_layout) for role in spec.roles]
-        return None if any(r is None or r.error for r in found) else found  # type: ignore[return-value]
+        unfit = any(r is None or (r.error and error is None) for r in found)
+        return None if unfit else found  # type: ignore[return-value]
 
     def target_spec(spec: Spec) -> Spec | None:
         found = routes(spec)
@@ -276,7 +278,10 @@ def experts_edge(dest: str, matrix_layout: str) -> Edge:
         fill(weight, parts)
         return QuantizedTensor(target, dest, weight.shape, parts)
 
-    return Edge(NAME, dest, target_spec, apply, fill=fill)
+    def is_exact(spec: Spec) -> bool:
+        return all(route.error is None for route in routes(spec) or ())
+
+    return Edge(NAME, dest, target_spec, apply, error, exact=is_exact, fill=fill)
 
 
 def experts_layout(name: str, matrix_layout: str) -> Layout:

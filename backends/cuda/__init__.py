@@ -17,6 +17,7 @@ from qcompile.backends.cuda import emulation, marlin_experts, marlin_layout, pro
 from qcompile.backends.cuda.humming import Humming
 from qcompile.backends.cuda.marlin import MarlinLinear
 from qcompile.backends.cuda.triton_embedding import TritonEmbedding
+from qcompile.backends.cuda.triton_experts import TritonExperts
 from qcompile.backends.cuda.triton_linear import TritonLinear
 from qcompile.kernel import Kernel
 from qcompile.target import Target
@@ -32,6 +33,7 @@ def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
         Humming(),
         TritonLinear(packed, dtype),
         TritonEmbedding(packed, dtype),
+        TritonExperts(packed, dtype),
     )
 
 

@@ -24,6 +24,7 @@ from qcompile.backends.cuda.marlin_call import (
     workspace,
 )
 from qcompile.backends.cuda.marlin_layout import ORDER_OF
+from qcompile.backends.cuda.routing import Routing, by_expert
 from qcompile.ops import weight_of
 from qcompile.spec import AffineSpec, ExpertsSpec, RoleSpec
 
@@ -40,47 +41,11 @@ _library.define(
 )
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Rows in the order of their experts, each expert's padded to whole blocks.
-
-    Attributes:
-        rows: int32; which row of ``tokens * top`` stands at a place, their number where none does.
-        experts: int32; the expert of every block.
-        used: int32 ``[1]``; places in use.
-        block: rows of a block.
-    """
-
-    rows: torch.Tensor
-    experts: torch.Tensor
-    used: torch.Tensor
-    block: int
-
-
 def route(ids: torch.Tensor, count: int) -> Routing:
-    """Sort choices by expert.
-
-    Args:
-        ids: ``[T, k]``, experts from 0 to ``count - 1``.
-        count: number of experts.
-    """
-    flat = ids.reshape(-1).to(torch.int64)
-    total = flat.numel()
-    block = next((b for b in _BLOCKS if total / count / b < _FILLED), _BLOCKS[-1])
-    chosen = flat.new_zeros(count).scatter_add_(0, flat, torch.ones_like(flat))
-    room = (chosen + block - 1) // block * block
-    ends = room.cumsum(0)
-    order = flat.argsort(stable=True)
-    by_expert = flat[order]
-    # A row's place: where its expert starts, and how many rows of that expert stand before it.
-    shift = (ends - room) - (chosen.cumsum(0) - chosen)
-    places = shift[by_expert] + torch.arange(total, device=flat.device)
-    most = total + min(total, count) * (block - 1)
-    capacity = -(-most // block) * block
-    rows = flat.new_full((capacity,), total).scatter_(0, places, order)
-    starts = torch.arange(0, capacity, block, device=flat.device)
-    experts = torch.searchsorted(ends, starts, right=True).clamp_(max=count - 1)
-    return Routing(rows.to(torch.int32), experts.to(torch.int32), ends[-1:].to(torch.int32), block)
+    """Sort choices by expert, in blocks that the operator takes."""
+    share = ids.numel() / count
+    block = next((b for b in _BLOCKS if share / b < _FILLED), _BLOCKS[-1])
+    return by_expert(ids, count, block)
 
 
 def _experts(

@@ -25,17 +25,23 @@ from qcompile.target import Target
 _OLDEST = 80
 
 
-def wrong_place(site: Site, target: Target, dtype: torch.dtype) -> str | None:
-    """Why no Triton kernel takes a site, or None."""
+def wrong_device(target: Target, dtype: torch.dtype) -> str | None:
+    """Why no Triton kernel runs on a target, or None."""
     if target.kind != "cuda":
         return f"runs on a CUDA device; the target is {target}"
     if target.arch is not None and int(target.arch.removeprefix("sm")) < _OLDEST:
         return f"needs sm{_OLDEST} or newer; the target is {target.arch}"
     if dtype not in DTYPES:
         return f"activations in {dtype}; matrix units take torch.float16 and torch.bfloat16"
-    if len(site.weight.shape) != 2:
-        return f"a weight of {len(site.weight.shape)} dimensions; a matrix is needed"
     return None
+
+
+def wrong_place(site: Site, target: Target, dtype: torch.dtype) -> str | None:
+    """Why no Triton kernel for matrices takes a site, or None."""
+    reason = wrong_device(target, dtype)
+    if reason is None and len(site.weight.shape) != 2:
+        return f"a weight of {len(site.weight.shape)} dimensions; a matrix is needed"
+    return reason
 
 
 @dataclass(frozen=True)

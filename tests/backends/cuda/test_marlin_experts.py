@@ -13,7 +13,8 @@ from support.marlin_ops import EXPERTS, installed
 
 from qcompile.backends.cuda import marlin_call, marlin_routed
 from qcompile.backends.cuda.marlin_experts import MarlinExperts
-from qcompile.backends.cuda.marlin_routed import Routing, marlin_experts, route
+from qcompile.backends.cuda.marlin_routed import marlin_experts, route
+from qcompile.backends.cuda.routing import Routing
 from qcompile.edge import find_route
 from qcompile.errors import LowerError
 from qcompile.kernel import Accept, Reject
