@@ -202,7 +202,12 @@ def _eval(commands: Commands) -> None:
 
 
 def _bench(commands: Commands) -> None:
-    command = commands.add_parser("bench", help="figures of kernels, or of a model beside peers")
+    examples = """
+        qcompile bench model model.gguf --quick
+        qcompile bench kernels --aot
+    """
+    about = "figures of kernels, or of a model beside peers"
+    command = _command(commands, "bench", about, examples, Lazy("bench", "run_kernels"))
     parts = command.add_subparsers(required=True, metavar="WHAT")
     _bench_kernels(parts)
     _bench_model(parts)

@@ -109,9 +109,16 @@ def test_every_example_parses(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_command_that_tells_facts_has_json() -> None:
-    [found] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    without = {n for n, c in found.choices.items() if "--json" not in c._option_string_actions}
+    commands = parts(parser())
+    commands |= {f"bench {name}": part for name, part in parts(commands.pop("bench")).items()}
+    assert len(commands) == len(COMMANDS) + 1
+    without = {n for n, c in commands.items() if "--json" not in c._option_string_actions}
     assert without == {"completion"}
+
+
+def parts(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    [found] = [a for a in command._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(found.choices)
 
 
 def test_the_documentation_lists_every_command() -> None:
