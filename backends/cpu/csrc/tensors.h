@@ -42,7 +42,8 @@ inline int64_t digits_for(Number type, int64_t asked) {
 // as it comes: every row is set before it is read.
 class Digits {
  public:
-  Digits(const Weight& w, int64_t rows, int64_t digits) : wide_(w.form == FLOAT8) {
+  Digits(const Weight& w, int64_t rows, int64_t digits)
+      : wide_(w.form == FLOAT8), group_(w.group) {
     const int64_t groups = rows * w.groups(), columns = rows * w.padded();
     if (wide_) {
       floats_.reset(new float[static_cast<size_t>(columns)]);
@@ -65,14 +66,15 @@ class Digits {
     fill(row);
     if (!wide_) kernels().quantize(w, row, view_, r);
   }
-  // Whether another weight can read these digits.
+  // Whether another weight of as many columns can read these digits: steps belong to groups.
   bool serves(const Weight& w) const {
-    return wide_ == (w.form == FLOAT8) && view_.padded == w.padded() && view_.groups == w.groups();
+    return wide_ == (w.form == FLOAT8) && group_ == w.group;
   }
   const Rows& rows() const { return view_; }
 
  private:
   bool wide_;
+  int64_t group_;
   std::unique_ptr<float[]> floats_, step_;
   std::unique_ptr<int8_t[]> codes_;
   std::unique_ptr<int32_t[]> totals_;

@@ -24,6 +24,9 @@ SPECS: tuple[AffineSpec | LookupSpec | ScaledSpec, ...] = (
     AffineSpec(5, 20, "zero"),
     ScaledSpec(torch.float8_e4m3fn, 32),
     AffineSpec(3, 4096, "symmetric"),
+    # Of 140 columns both have two groups, and 144 with padding.
+    AffineSpec(4, 80, "symmetric"),
+    AffineSpec(4, 96, "symmetric"),
 )
 
 
