@@ -9,6 +9,7 @@ stays bounded; other dtypes, dropout and inputs that need gradients stay with to
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,11 +100,42 @@ class SplitAttention:
         nodes = program.nodes([functional.scaled_dot_product_attention])
         changed = [node for node in nodes if _fits(node)]
         for node in changed:
-            given = _arguments(node)
-            call = (*given[:4], given[5], given[6])
+            q, k, v, mask, _, causal, scale, _ = _arguments(node)
+            call = (q, _unrepeated(k), _unrepeated(v), mask, causal, scale)
             with program.graph.inserting_before(node):
                 program.replace(node, program.graph.call_function(_OP, call))
+            for repeated in dict.fromkeys((k, v)):
+                _drop_unused(program.graph, repeated)
         return len(changed)
+
+
+def _unrepeated(node: fx.Node) -> fx.Node:
+    """Keys or values before they were repeated for the heads that share them: the op needs no copy.
+
+    Models write ``x[:, :, None, :, :].expand(b, g, times, l, d).reshape(b, g * times, l, d)``.
+    """
+    place = node
+    for method in ("reshape", "expand"):
+        if place.op != "call_method" or place.target != method:
+            return node
+        place = place.args[0]  # type: ignore[assignment]
+    every = slice(None)
+    if place.target != operator.getitem or place.args[1] != (every, every, None, every, every):
+        return node
+    base, before, after = place.args[0], _value(place.args[0]), _value(node)
+    if before is None or after is None or before.dim() != 4 or after.dim() != 4:
+        return node
+    return base  # type: ignore[return-value]
+
+
+def _drop_unused(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a node that nothing reads, and what only it read, as far as views go."""
+    while not node.users and (node.target in ("reshape", "expand", operator.getitem)):
+        before = node.args[0]
+        graph.erase_node(node)
+        if not isinstance(before, fx.Node) or before.op == "placeholder":
+            return
+        node = before
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:

@@ -97,3 +97,28 @@ def test_attention_is_rewritten(queries: int) -> None:
 )
 def test_what_stays_with_torch(q: torch.Tensor, settings: dict[str, Any]) -> None:
     assert SplitAttention().run(traced(q, **settings)) == 0
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_repeated_keys_are_read_once(used: bool) -> None:
+    """Heads that share keys: the copies are gone unless something else reads them."""
+
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> Any:
+            wide = k[:, :, None, :, :].expand(1, 2, 3, 5, 16).reshape(1, 6, 5, 16)
+            out = functional.scaled_dot_product_attention(q, wide, wide, scale=0.3)
+            return (out, wide) if used else (out, out)
+
+    graph_module = fx.symbolic_trace(Model())
+    q, k = torch.randn(1, 6, 4, 16).bfloat16(), torch.randn(1, 2, 5, 16).bfloat16()
+    expected = graph_module(q, k)
+    values: dict[Any, torch.Tensor] = {"q": q, "k": k}
+    for node in graph_module.graph.nodes:
+        node.meta["example_value"] = values.get(node.name, torch.empty(1, 6, 5, 16))
+    program = Program(graph_module)
+    assert SplitAttention().run(program) == 1
+    program.graph_module.recompile()
+    methods = [node.target for node in program.graph.nodes if node.op == "call_method"]
+    assert methods == (["expand", "reshape"] if used else [])
+    for found, wanted in zip(program.graph_module(q, k), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
