@@ -13,9 +13,12 @@ import functools
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qcompile.bench.peers_llama_cpp import memory, serve
+
+if TYPE_CHECKING:
+    from qcompile.session import Session
 
 _GRAPHS = 64  # torch's limit of 8 for a code object would send a model back to eager
 # What outputs are compared on.
@@ -54,7 +57,6 @@ class Worker:
 
         self.kind, self.torch = kind, torch
         self.imported = time.perf_counter() - begin
-        self.packed = self._since = 0.0
         self.model: Any = None
         self.tokenizer: Any = None
         self.plain: Any = None  # not compiled: one graph less to wait for where nothing is timed
@@ -66,8 +68,12 @@ class Worker:
         """Load the file."""
         from qcompile.bench.machine import versions
         from qcompile.bench.models import text_tokens
+        from qcompile.prepare import backend_of
 
-        baseline, begin = memory("VmRSS"), time.perf_counter()
+        baseline = memory("VmRSS")
+        if self.kind == "qcompile":
+            backend_of(device)[1].prepare()  # builds the kernels where nobody has done so yet
+        begin = time.perf_counter()
         if self.kind == "qcompile":
             self.model, weights = self._own(file, device, dtype, numerics)
         else:
@@ -94,11 +100,12 @@ class Worker:
         from qcompile.kernel import Numerics
 
         asked = cast("Numerics", numerics)  # load refuses any other
-        model, self.tokenizer = qcompile.load(
-            *(file, device, dtype_of(dtype)), numerics=asked, progress=self._note_packing
-        )
-        plan: Any = model.qcompile.plan  # type: ignore[union-attr]
-        return model, plan.bytes_after + sum(weight.nbytes for weight in plan.floats)
+        model, self.tokenizer = qcompile.load(file, device, dtype_of(dtype), numerics=asked)
+        session = cast("Session", model.qcompile)
+        # The first graph would do this, and peers do it when they load.
+        session.pack_all(session.plan.entries)
+        floats = sum(weight.nbytes for weight in session.plan.floats)
+        return model, session.plan.bytes_after + floats
 
     def _decoded(self, file: str, dtype: str) -> Any:
         from qcompile.bench.models import decoded_model
@@ -124,7 +131,6 @@ class Worker:
         given, clock = self.torch.tensor(ids), _Clock()
         given = given.to(next(self.model.parameters()).device)
         self.forwards.clear()
-        packed = self.packed
         with self._settings():
             self.model.generate(
                 given,
@@ -137,7 +143,6 @@ class Worker:
         return {
             "prefill": self.forwards[0],
             "decode": clock.seen[-1] - clock.seen[0],
-            "packed": self.packed - packed,
         }
 
     def logits(self, ids: list[int], out: str) -> dict[str, Any]:
@@ -175,13 +180,6 @@ class Worker:
             return result
 
         self.model.forward = timed
-
-    def _note_packing(self, name: str, done: int, total: int) -> None:
-        """Add up the seconds between the first and the last report of a packing."""
-        now = time.perf_counter()
-        if done:
-            self.packed += now - self._since
-        self._since = now
 
 
 if __name__ == "__main__":
