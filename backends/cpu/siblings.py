@@ -3,11 +3,12 @@
 Before: ``panel_linear(x, a, ...)``, ``panel_linear(x, b, ...)``. After: ``panel_linears(x, [a, b],
 ...)``, which turns the activations into digits once and wakes the threads once, whatever the types
 of the weights are. Always holds: products keep their numerics; one whose bias is computed in the
-graph stays alone.
+graph stays alone, and so do those between which the graph writes to a tensor: that may be x.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass
 
@@ -28,11 +29,15 @@ class JoinSiblings:
 
     def run(self, program: Program) -> int:
         """Join what can be joined; the number of products that were."""
-        families: dict[tuple[object, object], list[fx.Node]] = {}
-        for node in program.nodes([_ONE.default]):
+        families: dict[tuple[object, ...], list[fx.Node]] = {}
+        writes = 0
+        for node in program.graph.nodes:
+            writes += _writes(node)
+            if node.target is not _ONE.default:
+                continue
             x, *_, digits = node.args
             if all(_is_constant(part) for part in node.args[1:4]):
-                families.setdefault((x, digits), []).append(node)
+                families.setdefault((x, digits, writes), []).append(node)
         joined = [family for family in families.values() if len(family) > 1]
         for family in joined:
             _join(program, family)
@@ -42,6 +47,44 @@ class JoinSiblings:
 def _is_constant(part: object) -> bool:
     """Whether a part can be read anywhere in the graph."""
     return part is None or (isinstance(part, fx.Node) and part.op in ("get_attr", "placeholder"))
+
+
+# Of the module operator, whose `and_` and `is_` end as methods that write do.
+_IN_PLACE = frozenset(
+    (
+        *("setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod"),
+        *("imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor"),
+    )
+)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node may change a tensor that exists before it."""
+    target = node.target
+    if node.op == "call_method":
+        return str(target).endswith("_") or str(target) == "__setitem__" or "out" in node.kwargs
+    if node.op != "call_function":
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    name = getattr(target, "__name__", "")
+    if getattr(target, "__module__", "") == "_operator":
+        return name in _IN_PLACE
+    return name.endswith("_") or "out" in node.kwargs or _asks_in_place(node)
+
+
+def _asks_in_place(node: fx.Node) -> bool:
+    """Whether a function of ``torch.nn`` is told to work in place, by name or by position."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
+    try:
+        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a function of C, which takes no such flag
+        return False
+    place = names.index("inplace") if "inplace" in names else len(node.args)
+    return place < len(node.args) and bool(node.args[place])
 
 
 def _join(program: Program, family: list[fx.Node]) -> None:

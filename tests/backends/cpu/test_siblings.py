@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 import pytest
 import torch
 from support.weights import random_weight
 from torch import fx
+from torch.nn import functional
 
 from qcompile import backends
 from qcompile.backends.cpu.panel import NAME, arguments
@@ -100,3 +104,44 @@ def test_siblings_are_joined(late_bias: bool) -> None:
     for found, wanted in zip(program.graph_module(x), expected, strict=True):
         assert torch.equal(found, wanted)
     assert JoinSiblings().run(program) == 0
+
+
+WRITES: dict[str, Callable[[fx.Graph, fx.Node], object]] = {
+    "method": lambda graph, x: graph.call_method("add_", (x, 1)),
+    "operator": lambda graph, x: graph.call_function(operator.imul, (x, 2)),
+    "item": lambda graph, x: graph.call_function(operator.setitem, (x, 0, 5.0)),
+    "view": lambda graph, x: graph.call_method("mul_", (graph.call_method("view", (x, -1)), 2)),
+    "name": lambda graph, x: graph.call_function(torch.relu_, (x,)),
+    "flag": lambda graph, x: graph.call_function(functional.relu, (x,), {"inplace": True}),
+    "place": lambda graph, x: graph.call_function(functional.elu, (x, 2.0, True)),
+    "out": lambda graph, x: graph.call_function(torch.add, (x, 1), {"out": x}),
+    "overload": lambda graph, x: graph.call_function(torch.ops.aten.add_.Tensor, (x, 1)),
+    "packet": lambda graph, x: graph.call_function(torch.ops.aten.zero_, (x,)),
+    "list": lambda graph, x: graph.call_function(torch._foreach_add_, ([x], 1)),
+}
+
+
+@pytest.mark.parametrize("kind", [*WRITES, "none"])
+def test_a_write_between_products_keeps_them_apart(kind: str) -> None:
+    program = Program(fx.GraphModule(torch.nn.Module(), fx.Graph()))
+    graph = program.graph
+    x = graph.call_function(torch.add, (graph.placeholder("x"), 0))
+    results = []
+    for i in range(2):
+        w = packed(SPECS[0], 32, 64)
+        parts = [program.constant(f"w{i}.{name}", part) for name, part in w.parts.items()]
+        call = (x, *parts, None, arguments(w.spec, w.shape), 0)
+        results.append(graph.call_function(OPS.panel_linear.default, call))
+        if i == 0 and kind in WRITES:
+            WRITES[kind](graph, x)
+        if i == 0:  # these write nothing
+            graph.call_function(operator.and_, (True, False))
+            graph.call_function(functional.relu, (x, False))
+    graph.output(tuple(results))
+    program.graph_module.recompile()
+    given = torch.randn(3, 64)
+    expected = program.graph_module(given)
+    assert JoinSiblings().run(program) == (2 if kind == "none" else 0)
+    program.graph_module.recompile()
+    for found, wanted in zip(program.graph_module(given), expected, strict=True):
+        assert torch.equal(found, wanted)
