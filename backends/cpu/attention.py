@@ -4,6 +4,10 @@ Before: ``scaled_dot_product_attention(q, k, v, ...)``. After: ``qcompile_cpu.at
 ...)``, whose products run on the processor's units for bfloat16, which torch's fused kernel for
 CPUs uses less well: for one query, too. Always holds: queries are taken in runs, so that memory
 stays bounded; other dtypes, dropout and inputs that need gradients stay with torch.
+
+Scores are rounded to bfloat16 before the softmax, as in the eager attention of transformers, where
+torch's kernel keeps float32. The result is 0.3 % off where scores spread by 1 (torch's 0.2 %), and
+1 % where they spread by 16 (torch's 0.1 %).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from qcompile.program import Program
@@ -36,7 +41,7 @@ def attention(
 
     Args:
         q: ``[B, H, M, D]``.
-        k, v: ``[B, G, L, D]`` and ``[B, G, L, E]``; H is a multiple of G.
+        k, v: ``[B, G, L, D]`` and ``[B, G, L, E]``; H is a multiple of G. B may be 1 here.
         mask: added to the scores, or True where a key is seen; broadcasts to ``[B, H, M, L]``.
         is_causal: query i sees keys 0 to i.
         scale: ``1 / sqrt(D)`` when None.
@@ -47,8 +52,8 @@ def attention(
     b, h, m, d = q.shape
     g, length = k.shape[1], k.shape[2]
     factor = 1 / math.sqrt(d) if scale is None else scale
-    keys = k.transpose(-1, -2).reshape(b * g, d, length)
-    values = v.reshape(b * g, length, v.shape[-1])
+    keys = k.transpose(-1, -2).expand(b, g, d, length).reshape(b * g, d, length)
+    values = v.expand(b, g, length, v.shape[-1]).reshape(b * g, length, v.shape[-1])
     if mask is not None:
         mask = mask.expand(b, h, m, length)
     out = q.new_empty((b, h, m, v.shape[-1]))
@@ -70,7 +75,7 @@ def attention(
             scores.masked_fill_(seen.logical_not(), -math.inf)
         shares = torch._safe_softmax(scores, -1).to(q.dtype)
         sums = torch.bmm(shares.view(b * g, h // g * count, length), values)
-        out[:, :, rows] = sums.view(b, h, count, -1)
+        out[:, :, rows] = sums.view(b, h, count, v.shape[-1])
     return out
 
 
@@ -101,7 +106,10 @@ class SplitAttention:
         changed = [node for node in nodes if _fits(node)]
         for node in changed:
             q, k, v, mask, _, causal, scale, _ = _arguments(node)
-            call = (q, _unrepeated(k), _unrepeated(v), mask, causal, scale)
+            fewer = _unrepeated(k), _unrepeated(v)
+            if k in fewer or v in fewer:
+                fewer = k, v  # one without the other would have another number of heads
+            call = (q, *fewer, mask, causal, scale)
             with program.graph.inserting_before(node):
                 program.replace(node, program.graph.call_function(_OP, call))
             for repeated in dict.fromkeys((k, v)):
@@ -125,7 +133,8 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     base, before, after = place.args[0], _value(place.args[0]), _value(node)
     if before is None or after is None or before.dim() != 4 or after.dim() != 4:
         return node
-    return base  # type: ignore[return-value]
+    kept = all(statically_known_true(before.shape[i] == after.shape[i]) for i in (0, 2, 3))
+    return base if kept else node  # type: ignore[return-value]
 
 
 def _drop_unused(graph: fx.Graph, node: fx.Node) -> None:
@@ -148,15 +157,15 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _fits(node: fx.Node) -> bool:
-    q, k, _, _, dropout, causal, *_ = given = _arguments(node)
-    value = _value(q)
-    if value is None or value.dim() != 4 or value.dtype != torch.bfloat16:
+    q, k, v, _, dropout, causal, *_ = given = _arguments(node)
+    values = [value for value in map(_value, (q, k, v)) if value is not None]
+    if len(values) < 3 or values[0].dtype != torch.bfloat16:
+        return False
+    if any(value.dim() != 4 or value.requires_grad for value in values):
         return False
     if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
         return False
-    if not isinstance(given[6], (float, int, type(None))) or value.requires_grad:
-        return False
-    return _value(k) is not None
+    return isinstance(given[6], (float, int, type(None)))
 
 
 def _value(node: object) -> torch.Tensor | None:

@@ -62,6 +62,14 @@ def test_the_op_is_well_formed() -> None:
     torch.library.opcheck(attention, (q, k, k, None, False, None))
 
 
+@pytest.mark.parametrize(("batch", "queries"), [(0, 4), (2, 0), (2, 4)])
+def test_empty_batches_and_keys_for_a_whole_batch(batch: int, queries: int) -> None:
+    q, k = torch.randn(batch, 4, queries, 16).bfloat16(), torch.randn(1, 4, 5, 16).bfloat16()
+    expected = functional.scaled_dot_product_attention(q, k.expand(batch, -1, -1, -1), k)
+    found = attention(q, k, k, None, False, None)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
 def traced(q: torch.Tensor, **settings: Any) -> Program:
     program = Program(fx.GraphModule(torch.nn.Module(), fx.Graph()))
     graph = program.graph
@@ -97,6 +105,34 @@ def test_attention_is_rewritten(queries: int) -> None:
 )
 def test_what_stays_with_torch(q: torch.Tensor, settings: dict[str, Any]) -> None:
     assert SplitAttention().run(traced(q, **settings)) == 0
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_what_needs_gradients_stays_with_torch(which: str) -> None:
+    program = traced(torch.randn(1, 2, 9, 16).bfloat16())
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name == which:
+            node.meta["example_value"] = torch.randn(1, 2, 9, 16).bfloat16().requires_grad_()
+    assert SplitAttention().run(program) == 0
+
+
+def test_keys_repeated_beside_values_that_are_not() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            wide = k[:, :, None, :, :].expand(1, 2, 3, 5, 16).reshape(1, 6, 5, 16)
+            return functional.scaled_dot_product_attention(q, wide, v)
+
+    graph_module = fx.symbolic_trace(Model())
+    q, k, v = (torch.randn(1, n, 5, 16).bfloat16() for n in (6, 2, 6))
+    expected = graph_module(q, k, v)
+    values: dict[Any, torch.Tensor] = {"k": k}
+    for node in graph_module.graph.nodes:
+        node.meta["example_value"] = values.get(node.name, q)
+    program = Program(graph_module)
+    assert SplitAttention().run(program) == 1
+    program.graph_module.recompile()
+    found = program.graph_module(q, k, v)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("used", [False, True])
