@@ -19,7 +19,7 @@ import torch
 from qcompile.backends.cuda.ahead import Binary, compiling
 from qcompile.backends.cuda.configs import SHARED, Config
 from qcompile.backends.cuda.sass import MATRIX, Figures, figures
-from qcompile.backends.cuda.shipped import Case, RowsCase
+from qcompile.backends.cuda.shipped import Launch
 from qcompile.backends.rules import Rule, unless
 
 ARCHITECTURES = ("sm80", "sm89", "sm90", "sm100")
@@ -41,7 +41,7 @@ class Row:
         figures: of the binary.
     """
 
-    case: Case | RowsCase
+    case: Launch
     arch: str
     binary: Binary
     figures: Figures
@@ -199,7 +199,7 @@ def violated(row: Row) -> list[str]:
 # **** compiling ****
 
 
-def compiled(case: Case | RowsCase, arch: str) -> Row:
+def compiled(case: Launch, arch: str) -> Row:
     """Compile a case."""
     with compiling(arch) as binaries:
         case.launch(arch)
@@ -207,7 +207,7 @@ def compiled(case: Case | RowsCase, arch: str) -> Row:
     return Row(case, arch, first, figures(first.code))
 
 
-def table(cases: Sequence[Case | RowsCase], architectures: Sequence[str]) -> Iterator[Row]:
+def table(cases: Sequence[Launch], architectures: Sequence[str]) -> Iterator[Row]:
     """Compile cases, one after the other."""
     for arch in architectures:
         for case in cases:

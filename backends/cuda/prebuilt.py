@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from qcompile.backends.cuda.ahead import compiling
-from qcompile.backends.cuda.shipped import ROWS, Case, RowsCase
+from qcompile.backends.cuda.shipped import ROWS, Case, ExpertsCase, Launch, RowsCase
 from qcompile.backends.cuda.triton_embedding import TritonEmbedding
+from qcompile.backends.cuda.triton_experts import TritonExperts
 from qcompile.backends.cuda.triton_linear import TritonLinear
 from qcompile.cache import cache_folder
 from qcompile.plans import Entry, Plan
-from qcompile.site import LinearSite
-from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec
+from qcompile.site import ExpertsSite, LinearSite
+from qcompile.spec import AffineSpec, ExpertsSpec, LookupSpec, ScaledSpec, Spec
 
 MANIFEST = "qcompile.json"
 
@@ -38,7 +39,7 @@ def build_plan(plan: Plan, arch: str, folder: Path | None = None) -> Path:
     return build(arch, cases_of(plan), folder)
 
 
-def cases_of(plan: Plan) -> Iterator[Case | RowsCase]:
+def cases_of(plan: Plan) -> Iterator[Launch]:
     """The launches of a plan, each once."""
     seen = set()
     for entry in plan.entries:
@@ -49,8 +50,10 @@ def cases_of(plan: Plan) -> Iterator[Case | RowsCase]:
                 yield case
 
 
-def _cases(entry: Entry) -> Iterator[Case | RowsCase]:
+def _cases(entry: Entry) -> Iterator[Launch]:
     kernel, route = entry.kernel, entry.route
+    if isinstance(kernel, TritonExperts) and route is not None:
+        yield from _experts_cases(entry, kernel, route.spec)
     if not isinstance(kernel, (TritonLinear, TritonEmbedding)) or route is None:
         return
     spec, shape = route.spec, entry.site.weight.shape
@@ -63,7 +66,21 @@ def _cases(entry: Entry) -> Iterator[Case | RowsCase]:
     yield RowsCase(str(spec), spec, shape, False, kernel.dtype)
 
 
-def build(arch: str, cases: Iterable[Case | RowsCase], folder: Path | None = None) -> Path:
+def _experts_cases(entry: Entry, kernel: TritonExperts, spec: Spec) -> Iterator[ExpertsCase]:
+    """One for every power of two of choices, which have every height and every number of parts."""
+    site = entry.site
+    assert isinstance(site, ExpertsSite)
+    assert isinstance(spec, ExpertsSpec)
+    # Headers do not tell what is between the products: most models have this.
+    chosen = site.activation or "gated silu"
+    most, choices = site.weight.shape[0] * max(ROWS), 1
+    while choices <= most:
+        facts = (str(spec), spec, site.weight.shape, choices, kernel.dtype, site.bias, chosen)
+        yield ExpertsCase(*facts)
+        choices *= 2
+
+
+def build(arch: str, cases: Iterable[Launch], folder: Path | None = None) -> Path:
     """Compile cases into a folder, and say in it what it holds."""
     import triton
 

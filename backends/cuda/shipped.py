@@ -14,14 +14,30 @@ import torch
 from qcompile.backends.cuda import launch
 from qcompile.backends.cuda.coding import E2M1_TWICE, Coding
 from qcompile.backends.cuda.configs import Config, choose
-from qcompile.backends.cuda.layouts import DTYPES, LAYOUTS, coded
+from qcompile.backends.cuda.layouts import DTYPES, LAYOUTS, coded, layout_name
+from qcompile.backends.cuda.triton_experts import LAYOUTS as EXPERTS_LAYOUTS
+from qcompile.backends.cuda.triton_experts import layout_name as experts_layout_name
+from qcompile.backends.cuda.triton_routed import (
+    Facts,
+    coding_for,
+    down_product,
+    facts_of,
+    height_for,
+    prepared,
+    tile_for,
+    up_product,
+)
 from qcompile.backends.rules import name_of
-from qcompile.layout import Shape
-from qcompile.spec import AffineSpec, LookupSpec, ScaledSpec
+from qcompile.layout import QuantizedTensor, Shape
+from qcompile.ops import encode_meaning
+from qcompile.spec import AffineSpec, ExpertsSpec, LookupSpec, RoleSpec, ScaledSpec
 
 LinearSpec = AffineSpec | LookupSpec | ScaledSpec
 # Rows of the input: one for every height of a tile.
 ROWS = (1, 16, 32, 64, 256)
+# Experts, and choices that give a block of them each height.
+_COUNT = 128
+CHOICES = (8, *(_COUNT * rows for rows in (*ROWS[1:4], 128)))
 _SQUARE, _RAGGED = (4096, 4096), (4000, 4064)
 _NIBBLES = tuple(range(-8, 8))
 
@@ -132,11 +148,72 @@ class RowsCase:
         launch.rows(parts, self.coding, self.shape, wanted, self.dtype, asm=True)
 
 
+@dataclass(frozen=True)
+class ExpertsCase:
+    """The launches of all products of a layer of experts.
+
+    Attributes:
+        name: of the specs.
+        spec: of all experts, its roles in the planar layout.
+        shape: of the whole weight.
+        choices: experts chosen by all tokens together.
+        dtype: of the input.
+        bias: whether products add one.
+        activation: text of what is between the products.
+    """
+
+    name: str
+    spec: ExpertsSpec
+    shape: Shape
+    choices: int
+    dtype: torch.dtype
+    bias: bool = False
+    activation: str = "gated silu"
+
+    def __str__(self) -> str:
+        return f"{self.name} {name_of(self.dtype)} {self.shape[0]} experts C{self.choices}"
+
+    @property
+    def facts(self) -> Facts:
+        """The roles."""
+        return facts_of(self._meaning)
+
+    @property
+    def coding(self) -> Coding:
+        """How the first product's weight is coded."""
+        return coding_for(self.facts.up[0])
+
+    @property
+    def _meaning(self) -> str:
+        layout = experts_layout_name(self.dtype)
+        return encode_meaning(QuantizedTensor(self.spec, layout, self.shape, {}))
+
+    def tile(self, arch: str) -> Config | None:
+        """The tile of the first product."""
+        facts, height = self.facts, height_for(arch, self.facts, self.choices)
+        return tile_for(arch, facts.up[0], min(self.choices, facts.count), height)
+
+    def launch(self, arch: str) -> None:
+        """Launch on tensors without values; every token has chosen one expert."""
+        facts = self.facts
+        x = torch.empty(self.choices, facts.up[0].columns, dtype=self.dtype)
+        ids = torch.arange(self.choices)[:, None] % facts.count
+        parts = EXPERTS_LAYOUTS[self.dtype].empty(self.spec, self.shape)
+        biases = [torch.empty(facts.count, n, dtype=self.dtype) for n in (facts.width, x.shape[1])]
+        up_bias, down_bias = biases if self.bias else (None, None)
+        call = prepared(arch, facts, parts, ids, asm=True)
+        hidden = up_product(call, x, facts, up_bias, 1, self.activation)
+        down_product(call, hidden, facts.down, down_bias, ids.to(self.dtype))
+
+
+Launch = Case | RowsCase | ExpertsCase
+
+
 def _empty(spec: LinearSpec, shape: Shape, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return LAYOUTS[dtype].empty(replace(spec, scale=dtype), shape)
 
 
-def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case | RowsCase]:
+def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Launch]:
     """Every case."""
     for dtype in dtypes:
         for name, spec in SPECS.items():
@@ -147,3 +224,16 @@ def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case | RowsCase]
         for name in ("w4 g128", "w4 g32 offset q4_k"):
             for rows in ROWS:
                 yield Case(name, SPECS[name], _RAGGED, rows, dtype)
+            for choices in CHOICES:
+                yield _experts_case(name, choices, dtype)
+
+
+def _experts_case(name: str, choices: int, dtype: torch.dtype) -> ExpertsCase:
+    """Experts of the size that Qwen3-30B-A3B has."""
+    spec, layout, hidden, inner = replace(SPECS[name], scale=dtype), layout_name(dtype), 2048, 768
+    roles = (
+        RoleSpec("gate", spec, layout, inner, hidden),
+        RoleSpec("up", spec, layout, inner, hidden),
+        RoleSpec("down", spec, layout, hidden, inner),
+    )
+    return ExpertsCase(name, ExpertsSpec(roles), (_COUNT, 3 * inner, hidden), choices, dtype)

@@ -94,16 +94,27 @@ def height_for(arch: str, facts: Facts, total: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """What all products of a call share."""
+class Call:
+    """What all products of a call share.
+
+    Attributes:
+        arch: whose tiles are taken.
+        parts: of all roles.
+        routing: choices by expert.
+        owners: ``[total]``, the expert of every choice.
+        chosen: experts that may have rows, at most.
+        asm: whether kernels may hold PTX.
+    """
 
     arch: str
     parts: Mapping[str, torch.Tensor]
     routing: Routing
     owners: torch.Tensor
     chosen: int
+    asm: bool
 
     def tile(self, role: RoleSpec) -> Config:
+        """The tile of a role's product."""
         return tile_for(self.arch, role, self.chosen, self.routing.block)
 
     def product(
@@ -125,9 +136,7 @@ class _Call:
         if parts["columns"] is not None:
             x, top = self.arranged(x, top, parts["columns"]), 1
         coding, shape, routing = coding_for(role), (role.rows, role.columns), self.routing
-        constants = linear_constants(
-            coding, config, shape, bias is not None, probe.takes_ptx(x.device)
-        )
+        constants = linear_constants(coding, config, shape, bias is not None, self.asm)
         del constants["N_WHOLE"]
         kernel[(-(-role.rows // config.outputs), len(routing.experts), config.parts)](
             x,
@@ -148,7 +157,6 @@ class _Call:
             x.stride(0),
             0 if bias is None else bias.stride(0),
             y.stride(1),
-            y.stride(0),
             **{**constants, "HAS_BIAS": bias is not None},
             **tile_options(config),
         )
@@ -159,11 +167,20 @@ class _Call:
         return wide.gather(1, columns.index_select(0, self.owners).to(torch.int64))
 
 
+def prepared(
+    arch: str, facts: Facts, parts: Mapping[str, torch.Tensor], ids: torch.Tensor, asm: bool
+) -> Call:
+    """Choices sorted for both products."""
+    total = ids.numel()
+    routing = by_expert(ids, facts.count, height_for(arch, facts, total))
+    return Call(arch, parts, routing, ids.reshape(-1), min(total, facts.count), asm)
+
+
 _NAMES = ("codes", "high", "scale", "zero", "offset", "columns")
 
 
-def _up(
-    call: _Call, x: torch.Tensor, facts: Facts, bias: torch.Tensor | None, top: int, chosen: str
+def up_product(
+    call: Call, x: torch.Tensor, facts: Facts, bias: torch.Tensor | None, top: int, chosen: str
 ) -> torch.Tensor:
     """What is between the products, ``[total, inner]`` in the dtype of the tokens."""
     from qcompile.backends.cuda.jit.experts import between
@@ -203,19 +220,19 @@ def function_constants(function: Activation) -> dict[str, Any]:
     }
 
 
-def _down(
-    call: _Call,
+def down_product(
+    call: Call,
     hidden: torch.Tensor,
     role: RoleSpec,
     bias: torch.Tensor | None,
-    y: torch.Tensor,
     shares: torch.Tensor,
 ) -> torch.Tensor:
-    """The weighted sums in ``y [T, N]``."""
+    """The weighted sums ``[T, N]`` in the dtype of ``hidden``."""
     from qcompile.backends.cuda.jit.experts import combined
 
     config = call.tile(role)
     total, n = hidden.shape[0], role.rows
+    y = hidden.new_empty((shares.shape[0], n))
     sums = hidden.new_empty((config.parts, total, n), dtype=torch.float32)
     call.product(hidden, 1, role, bias, sums, config)
     combined[(y.shape[0], -(-n // _ADDED))](
@@ -245,14 +262,12 @@ def _experts(
     here = x.device.type == "cpu"
     if here and not (int(ids.min()) >= 0 and int(ids.max()) < facts.count):
         raise IndexError(f"triton_experts: an expert is outside 0..{facts.count - 1}")
+    named = dict(zip(facts.names, parts, strict=True))
     tokens = x if x.stride(-1) == 1 else x.contiguous()
     with torch.cuda.device_of(x):
-        routing = by_expert(ids, facts.count, height_for(arch, facts, total))
-        named = dict(zip(facts.names, parts, strict=True))
-        call = _Call(arch, named, routing, ids.reshape(-1), min(total, facts.count))
-        hidden = _up(call, tokens, facts, up_bias, top, activation)
-        y = x.new_empty(x.shape)
-        return _down(call, hidden, facts.down, down_bias, y, weights.contiguous())
+        call = prepared(arch, facts, named, ids, probe.takes_ptx(x.device))
+        hidden = up_product(call, tokens, facts, up_bias, top, activation)
+        return down_product(call, hidden, facts.down, down_bias, weights.contiguous())
 
 
 def _experts_shape(

@@ -14,7 +14,8 @@ import triton.language as tl
 from qcompile.backends.cuda.jit.linear import accumulated, planes_of
 
 
-@triton.jit(do_not_specialize=["total", "top", "y_stride", "y_part"])
+# Numbers of choices are no reason to compile again.
+@triton.jit(do_not_specialize=["total", "top"])
 def products(
     x,
     rows,
@@ -35,7 +36,6 @@ def products(
     x_stride,
     bias_stride,
     y_stride,
-    y_part,
     BM: tl.constexpr,
     BN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -109,7 +109,7 @@ def products(
         if part == 0:
             added = tl.load(bias + expert * bias_stride + n, mask=n_in, other=0.0)
             sums += added.to(tl.float32)[:, None]
-    at = y + part.to(tl.int64) * y_part + row.to(tl.int64)[None, :] * y_stride + n[:, None]
+    at = y + (tl.cast(total, tl.int64) * part + row)[None, :] * y_stride + n[:, None]
     tl.store(at, sums, mask=rows_in[None, :] & n_in[:, None])
 
 

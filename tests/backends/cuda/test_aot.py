@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.aot_job import SELECTIONS, selected
+from support.zoo import zoo_entry
 
 import qcompile
 from qcompile.backends.cuda import aot, prebuilt, probe
@@ -21,7 +22,15 @@ from qcompile.backends.cuda.ahead import Binary, compiling
 from qcompile.backends.cuda.aot import Row, budget, violated
 from qcompile.backends.cuda.configs import SHARED
 from qcompile.backends.cuda.sass import Figures, main_loop, parse
-from qcompile.backends.cuda.shipped import ROWS, SPECS, Case, RowsCase, shipped
+from qcompile.backends.cuda.shipped import (
+    CHOICES,
+    ROWS,
+    SPECS,
+    Case,
+    ExpertsCase,
+    RowsCase,
+    shipped,
+)
 from qcompile.errors import OptionError
 
 TESTS = Path(__file__).parents[2]
@@ -57,7 +66,7 @@ def test_the_selections_have_every_kind() -> None:
     assert len({(arch, str(case)) for arch, case in chosen}) == len(chosen)
     everything = {str(case) for case in shipped()}
     assert {str(case) for _, case in chosen} <= everything
-    assert len(everything) == 2 * (7 * len(SPECS) + 10)
+    assert len(everything) == 2 * (7 * len(SPECS) + 10 + 2 * len(CHOICES))
 
 
 @NEEDS_TRITON
@@ -96,6 +105,19 @@ def test_what_a_plan_launches() -> None:
     assert all(case.dtype == torch.bfloat16 for case in cases)
     [lookup] = [case for case in cases if isinstance(case, RowsCase) and case.gather]
     assert lookup.shape == (2048, 256)
+
+
+def test_what_a_plan_launches_for_experts() -> None:
+    """Blocks of every height, and every number of parts that any number of tokens leads to."""
+    entry = zoo_entry("moe-gguf-q4_k_m", "gguf", "moe")
+    plan = qcompile.plan(entry.path, device="cuda:sm90", dtype=torch.float16)
+    cases = [case for case in prebuilt.cases_of(plan) if isinstance(case, ExpertsCase)]
+    for spec in {case.spec for case in cases}:
+        one = next(case for case in cases if case.spec == spec)
+        tiles = {replace(one, choices=n).tile("sm90") for n in range(1, 1500)}
+        assert tiles <= {case.tile("sm90") for case in cases if case.spec == spec}
+        assert {tile.rows for tile in tiles if tile} == {8, 16, 32, 64, 128}
+    assert {case.shape for case in cases} == {(8, 768, 256)}
 
 
 # **** rules ****
