@@ -31,6 +31,10 @@ from qcompile.spec import ExpertsSpec, RoleSpec
 
 # Outputs that one program adds up.
 _ADDED = 512
+# Rows of a block at most. Where products are made by single warps, the addresses of more rows, which
+# lie anywhere, take registers that there are not.
+_HIGHEST, _HIGHEST_BY_WARPS = 128, 64
+_BY_GROUPS = ("sm90", "sm100")
 
 _library = torch.library.Library("qcompile", "FRAGMENT")
 _library.define(
@@ -86,8 +90,9 @@ def tile_for(arch: str, role: RoleSpec, chosen: int, rows: int) -> Config:
 
 def height_for(arch: str, facts: Facts, total: int) -> int:
     """Rows of a block: an expert's share of the choices, as far as all products have tiles."""
-    roles = (*facts.up, facts.down)
-    return min(tile_for(arch, role, 1, -(-total // facts.count)).rows for role in roles)
+    most = _HIGHEST if arch in _BY_GROUPS else _HIGHEST_BY_WARPS
+    share = min(most, -(-total // facts.count))
+    return min(tile_for(arch, role, 1, share).rows for role in (*facts.up, facts.down))
 
 
 # **** launches ****

@@ -1,9 +1,10 @@
 """First layers of zoo checkpoints, compiled for a CUDA device and run by Triton's interpreter.
 
 Comes in: names of entries. Goes out: one JSON line for each, on stdout.
-Always holds: the model has one layer, and is otherwise the checkpoint's own: embedding, layer, last
-norm, head. What it is compared with is the same model in float32 on decoded weights, with nothing
-of the compiler but the decoding, which other tests compare with hashes of the zoo.
+Always holds: the model has one layer, or all where layers differ in how they are quantized, and is
+otherwise the checkpoint's own: embedding, last norm, head. What it is compared with is the same
+model in float32 on decoded weights, with nothing of the compiler but the decoding, which other
+tests compare with hashes of the zoo.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from support.zoo import Entry, entries, folder_entries, relative_l2
 
 DEVICE = "cuda:sm90"
 TOKENS = 6
+# Entries whose layers differ.
+WHOLE = ("gguf-potpourri", "gptq-w4-g128-dynamic-mixed")
 
 
 def found_entries() -> dict[str, Entry]:
@@ -31,11 +34,12 @@ def found_entries() -> dict[str, Entry]:
     return {**found, **entries("gguf", "dense"), **entries("gguf", "moe")}
 
 
-class FirstLayer:
-    """A checkpoint of which only the first layer, and what is around the layers, is there."""
+class FirstLayers:
+    """A checkpoint of which only some layers, and what is around the layers, are there."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, layers: int) -> None:
         self.whole: Any = open_checkpoint(entry.path)
+        self.layers = layers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -44,8 +48,8 @@ class FirstLayer:
         """The model without values, and the parameters of the whole model."""
         model = self.whole.build(dtype)[0]
         self.shapes = shapes_of(model)
-        del model.model.layers[1:]
-        model.config.num_hidden_layers = 1
+        del model.model.layers[self.layers :]
+        model.config.num_hidden_layers = len(model.model.layers)
         return model
 
     def catalogue(self, parameters: Any, kept: Any = ()) -> Any:
@@ -59,7 +63,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
     return {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
 
 
-def plain(checkpoint: FirstLayer) -> Any:
+def plain(checkpoint: FirstLayers) -> Any:
     """The slice in float32 on decoded weights."""
     model = checkpoint.build(torch.float32)
     for name, weight in checkpoint.catalogue(shapes_of(model)).items():
@@ -73,7 +77,7 @@ def row(name: str) -> dict[str, Any]:
     """What one slice says."""
     entry, start = found_entries()[name], time.perf_counter()
     ids = torch.tensor([entry.sequences["16"][:TOKENS]])
-    checkpoint: Any = FirstLayer(entry)
+    checkpoint: Any = FirstLayers(entry, 4 if name in WHOLE else 1)
     with torch.no_grad():
         expected = plain(checkpoint)(ids).logits
     model: Any = qcompile.optimize(
