@@ -2,9 +2,9 @@
 
 Comes in: tokens, chosen experts and their weights. Goes out: the weighted sums, in the dtype of the
 tokens.
-Always holds: the numerics are those of ``cpu.panel_linear``: float activations, float32 sums,
-routing weights in float32, one rounding at the end. One token touches the experts it chose and no
-others; many tokens are grouped by expert, so that an expert's panels are decoded once.
+Always holds: both products have the numerics of ``cpu.panel_linear``; what lies between them and
+the routing weights are float32, rounded once at the end. One token touches the experts it chose and
+no others; many tokens are grouped by expert, so that an expert's panels are decoded once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qcompile.experts_layout import experts_edge, experts_layout
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor, register_layout
 from qcompile.site import Site
-from qcompile.spec import ExpertsSpec
+from qcompile.spec import ExpertsSpec, ScaledSpec
 from qcompile.target import Target
 
 NAME = "cpu.panel_experts"
@@ -62,6 +62,8 @@ class PanelExperts:
         assert isinstance(spec, ExpertsSpec)
         for role in spec.roles:
             reason = panel.unfit(role.spec)
+            if reason is None and self.digits == 1 and isinstance(role.spec, ScaledSpec):
+                reason = "narrow floats are multiplied with activations as they are"
             if reason:
                 return Reject(f"{role.role}: {reason}")
         reason = missing_compiler()

@@ -1,4 +1,4 @@
-"""``cpu.panel_linear``: float32 sums over packed panels.
+"""``cpu.panel_linear``: activations as whole numbers times packed panels.
 
 Comes in: activations of any leading shape. Goes out: ``x @ w.T + bias`` in the activation's dtype.
 Always holds: weights are decoded in registers or in a tile that stays in the first-level cache; the

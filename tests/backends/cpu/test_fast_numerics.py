@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.weights import random_weight, reference
 from support.zoo import relative_l2, zoo_entry
 
 import qcompile
+from qcompile.backends.cpu.experts import EXACT, FAST
 from qcompile.errors import OptionError
+from qcompile.experts_layout import stack_experts
+from qcompile.kernel import Accept, Reject
+from qcompile.site import ExpertsSite
+from qcompile.spec import AffineSpec, ScaledSpec
+from qcompile.target import Target
 
 
 def test_a_model_in_fast_numerics() -> None:
@@ -40,3 +47,22 @@ def test_what_is_refused() -> None:
         qcompile.plan(entry.path, numerics="quick")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="npu has no such kernels"):
         qcompile.plan(entry.path, device="npu:910b", numerics="fast")
+
+
+def test_experts_of_narrow_floats_are_not_called_fast() -> None:
+    """Their activations stay floats, so the plan may not say that they are rounded."""
+    target = Target("cpu", "avx2")
+    for narrow, roles in ((False, "up"), (True, "up"), (True, "down")):
+        four = AffineSpec(4, 32, "offset")
+        specs = dict.fromkeys(("up", "down"), four) | (
+            {roles: ScaledSpec(torch.float8_e4m3fn, 32)} if narrow else {}
+        )
+        weights = {
+            name: [reference(random_weight(spec, 32, 32))] * 2 for name, spec in specs.items()
+        }
+        site = ExpertsSite("layer", stack_experts("layer", weights, "here"))  # type: ignore[arg-type]
+        answer = FAST.accepts(site, target)
+        assert isinstance(answer, Reject if narrow else Accept)
+        if isinstance(answer, Reject):
+            assert answer.reason.startswith(f"{roles}: narrow floats")
+        assert isinstance(EXACT.accepts(site, target), Accept)
