@@ -31,8 +31,8 @@ from qcompile.spec import ExpertsSpec, RoleSpec
 
 # Outputs that one program adds up.
 _ADDED = 512
-# Rows of a block at most. Where products are made by single warps, the addresses of more rows, which
-# lie anywhere, take registers that there are not.
+# Rows of a block at most. Where single warps make the products, the addresses of more rows, which
+# may lie anywhere, take registers that there are not.
 _HIGHEST, _HIGHEST_BY_WARPS = 128, 64
 _BY_GROUPS = ("sm90", "sm100")
 
@@ -85,7 +85,11 @@ def coding_for(role: RoleSpec) -> Coding:
 
 def tile_for(arch: str, role: RoleSpec, chosen: int, rows: int) -> Config:
     """The tile for ``chosen`` experts with ``rows`` rows each, which run side by side."""
-    return choose(arch, coding_for(role), role.rows * chosen, role.columns, rows)
+    coding = coding_for(role)
+    found = choose(arch, coding, role.rows * chosen, role.columns, rows)
+    # As above: sums of so short groups would take registers that the addresses have.
+    crowded = arch == "sm90" and found.rows == 32 and 0 < coding.group < 128
+    return replace(found, on_sum=False) if crowded else found
 
 
 def height_for(arch: str, facts: Facts, total: int) -> int:
