@@ -38,6 +38,7 @@ ROWS = (1, 16, 32, 64, 256)
 # Experts, and choices that give a block of them each height.
 _COUNT = 128
 CHOICES = (8, *(_COUNT * rows for rows in (*ROWS[1:4], 128)))
+CROWDED = ("w4 g128 zero", "w5 g32 offset q5_k")
 _SQUARE, _RAGGED = (4096, 4096), (4000, 4064)
 _NIBBLES = tuple(range(-8, 8))
 
@@ -226,6 +227,9 @@ def shipped(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Launch]:
                 yield Case(name, SPECS[name], _RAGGED, rows, dtype)
             for choices in CHOICES:
                 yield _experts_case(name, choices, dtype)
+        # Where addresses of rows that lie anywhere leave the fewest registers.
+        for name in CROWDED:
+            yield _experts_case(name, 32 * _COUNT, dtype)
 
 
 def _experts_case(name: str, choices: int, dtype: torch.dtype) -> ExpertsCase:

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 import torch
 
 from qcompile.backends.cuda import aot
-from qcompile.backends.cuda.shipped import ROWS, SPECS, ExpertsCase, Launch, RowsCase, shipped
+from qcompile.backends.cuda.shipped import (
+    CROWDED,
+    ROWS,
+    SPECS,
+    ExpertsCase,
+    Launch,
+    RowsCase,
+    shipped,
+)
 
 NARROW, HALF = torch.bfloat16, torch.float16
 # Whose every height of a tile is compiled: what codings differ in most.
@@ -28,6 +36,8 @@ def selected(number: int) -> Iterator[tuple[str, Launch]]:
         if isinstance(case, ExpertsCase):
             if number == 2 and case.dtype == NARROW and case.choices in (8, 16384):
                 yield "sm90", case
+            elif number == 2 and case.dtype == NARROW and case.name in CROWDED:
+                yield "sm80", case
             continue
         name, rows = case.name, getattr(case, "rows", None)
         plain = case.shape == (4096, 4096)

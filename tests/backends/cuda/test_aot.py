@@ -24,6 +24,7 @@ from qcompile.backends.cuda.configs import SHARED
 from qcompile.backends.cuda.sass import Figures, main_loop, parse
 from qcompile.backends.cuda.shipped import (
     CHOICES,
+    CROWDED,
     ROWS,
     SPECS,
     Case,
@@ -66,7 +67,7 @@ def test_the_selections_have_every_kind() -> None:
     assert len({(arch, str(case)) for arch, case in chosen}) == len(chosen)
     everything = {str(case) for case in shipped()}
     assert {str(case) for _, case in chosen} <= everything
-    assert len(everything) == 2 * (7 * len(SPECS) + 10 + 2 * len(CHOICES))
+    assert len(everything) == 2 * (7 * len(SPECS) + 10 + 2 * len(CHOICES) + len(CROWDED))
 
 
 @NEEDS_TRITON
