@@ -89,9 +89,8 @@ class HasFast(Protocol):
 class HasPasses(Protocol):
     """A backend that rewrites lowered graphs further."""
 
-    @property
-    def PASSES(self) -> tuple[Pass, ...]:
-        """Those rewrites, in order."""
+    def passes(self, numerics: Numerics) -> tuple[Pass, ...]:
+        """Those rewrites, in order, that these numerics allow."""
 
 
 def kernels_for(

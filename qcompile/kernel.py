@@ -17,7 +17,8 @@ from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
 from qcompile.target import Target
 
-# ``exact``: activations are used as they are. ``fast``: kernels may round them to 8 bits by groups.
+# ``exact``: activations are used as they are. ``fast``: kernels may round them to 8 bits by groups,
+# and the scores of attention to the dtype of the activations.
 Numerics = Literal["exact", "fast"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 

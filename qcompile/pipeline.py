@@ -48,7 +48,7 @@ def compile_graph(
     bind_leftovers(program, session)
     # What a backend makes of calls that only it knows.
     if isinstance(session.backend, HasPasses):
-        for last in session.backend.PASSES:
+        for last in session.backend.passes(session.plan.numerics):
             run_pass(last, program)
     # The rest is the device compiler's work.
     return emit(program, inputs, session)

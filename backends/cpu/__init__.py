@@ -6,6 +6,8 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from qcompile.backends.cpu import blocks as _blocks  # noqa: F401 - registers edges
 from qcompile.backends.cpu import edges as _edges  # noqa: F401 - registers edges
 from qcompile.backends.cpu import experts as _experts
@@ -18,11 +20,13 @@ from qcompile.backends.cpu.embedding import PanelEmbedding
 from qcompile.backends.cpu.probe import find_compiler, host_arch
 from qcompile.backends.cpu.siblings import JoinSiblings
 from qcompile.backends.reference import KERNELS as _REFERENCE
-from qcompile.kernel import Kernel
+from qcompile.kernel import Kernel, Numerics
 from qcompile.target import Target
 
+if TYPE_CHECKING:
+    from qcompile.passes import Pass
+
 KERNELS: tuple[Kernel, ...] = (_linear.EXACT, PanelEmbedding(), _experts.EXACT, *_REFERENCE)
-PASSES = (JoinSiblings(), SplitAttention())
 FAST_KERNELS: tuple[Kernel, ...] = (_linear.FAST, _experts.FAST)
 
 
@@ -40,3 +44,9 @@ def prepare() -> None:
     """Build and load the native kernels, unless there is no compiler."""
     if find_compiler():
         load_library()
+
+
+def passes(numerics: Numerics) -> tuple[Pass, ...]:
+    """Joined products; with the numerics ``fast`` also attention whose scores are rounded."""
+    joined: tuple[Pass, ...] = (JoinSiblings(),)
+    return (*joined, SplitAttention()) if numerics == "fast" else joined
