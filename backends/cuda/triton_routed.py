@@ -87,12 +87,12 @@ def tile_for(arch: str, role: RoleSpec, chosen: int, rows: int) -> Config:
     """The tile for ``chosen`` experts with ``rows`` rows each, which run side by side."""
     coding = coding_for(role)
     found = choose(arch, coding, role.rows * chosen, role.columns, rows)
-    if found.rows != 32:
-        return found
     # As above: long blocks, and sums of short groups, take registers that the addresses have.
-    if arch == "sm90" and 0 < coding.group < 128:
+    long = coding.block > 256
+    if arch == "sm90" and 0 < coding.group < 128 and (found.rows == 32 or long):
         return replace(found, on_sum=False)
-    return found if arch in _BY_GROUPS or coding.block <= 256 else replace(found, warps=8)
+    crowded = long and found.rows in (16, 32) and arch not in _BY_GROUPS
+    return replace(found, warps=8) if crowded else found
 
 
 def height_for(arch: str, facts: Facts, total: int) -> int:
