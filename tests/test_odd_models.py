@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import qcompile
 from qcompile.errors import CaptureError, OptionError
+from qcompile.passes import NAMES
 
 Formula = Callable[..., Any]
 
@@ -195,7 +196,7 @@ def test_dump_and_log(
     with caplog.at_level("INFO", logger="qcompile"):
         model(rand(3, 64))
     names = sorted(path.name.split(".", 1)[1] for path in (tmp_path / "dump").glob("*.py"))
-    passes = ("canonicalize.embedding", "canonicalize.linear", "lower", "quantize.swap")
+    passes = sorted({*NAMES} - {"cpu.attention"})  # that one belongs to the numerics fast
     assert names == [f"{name}.{when}.py" for name in passes for when in ("after", "before")]
     [lowered] = (tmp_path / "dump").glob("*.lower.after.py")
     assert "panel_linear" in lowered.read_text(encoding="utf-8")

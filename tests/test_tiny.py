@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import qcompile
+from qcompile import backends
 from qcompile.errors import PlanError, SchemeError
 
 TYPES = ("BF16", "Q5_1", "TQ1_0")  # the others: mixed below
@@ -121,13 +122,20 @@ def test_a_parameter_with_two_names(mixed: Path) -> None:
     assert relative_l2(model(IDS), exact_copy(mixed, tiny())(IDS)) < 1e-5
 
 
-@pytest.mark.parametrize("device", ["cuda:sm90"])
-def test_a_plan_for_a_device_that_is_not_here(mixed: Path, device: str) -> None:
-    model = tiny()
+def test_a_plan_for_a_device_that_is_not_here(mixed: Path) -> None:
+    plan = qcompile.plan(tiny(), device="cuda:sm90", checkpoint=mixed)
+    assert "target cuda:sm90" in str(plan)
+    assert not plan.refused
+    names = {entry.kernel.name for entry in plan.entries if entry.kernel}
+    assert names == {"cuda.triton_linear", "cuda.triton_embedding"}
+    assert "package humming-kernels is not installed" in plan.explain(plan.entries[1].site.name)
+
+
+def test_a_device_that_takes_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, model = "cuda:sm90", tiny()
+    monkeypatch.setattr(backends.load("cuda"), "kernels", lambda dtype: ())
     plan = qcompile.plan(model, device=device, checkpoint=mixed)
     assert len(plan.refused) == len(plan.entries) == 4
-    assert f"target {device}" in str(plan)
-    assert "package humming-kernels is not installed" in str(plan)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(PlanError, match=r'4 of 4 sites[\s\S]*on_unsupported="dequantize"'):
         qcompile.optimize(model, device=device, checkpoint=mixed)
