@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.expert_layers import expected, run
 from support.weights import random_weight, reference
-from torch import fx
 
 from qcompile import backends, ops
-from qcompile.activation import Activation
 from qcompile.edge import find_route
-from qcompile.experts_layout import join_roles, role_weight, stack_experts
+from qcompile.experts_layout import join_roles, stack_experts
 from qcompile.kernel import Accept, Kernel, Reject
 from qcompile.layout import QuantizedTensor
 from qcompile.ops_experts import experts
 from qcompile.passes.weights.pack import pack
 from qcompile.site import ExpertsSite
-from qcompile.spec import AffineSpec, ExpertsSpec, LookupSpec, Role, ScaledSpec
+from qcompile.spec import AffineSpec, LookupSpec, Role, ScaledSpec
 from qcompile.target import Target
 from qcompile.weight import WeightRef
 
@@ -69,50 +68,6 @@ def packed_for(kernel: Kernel, weight: WeightRef) -> QuantizedTensor:
     route = find_route(weight.layout, weight.spec, kernel.layout)
     assert route is not None
     return pack(weight, route)
-
-
-def run(kernel: Kernel, packed: QuantizedTensor, case: dict[str, Any]) -> torch.Tensor:
-    """The kernel's own call, as ``lower`` would emit it."""
-    owner, graph = torch.nn.Module(), fx.Graph()
-
-    def constant(name: str, value: torch.Tensor | None) -> fx.Node | None:
-        if value is None:
-            return None
-        owner.register_buffer(name, value)
-        return graph.get_attr(name)
-
-    x = graph.placeholder("x")
-    parts = [constant(n.replace(".", "_"), part) for n, part in packed.parts.items()]
-    names = ("ids", "shares", "up_bias", "down_bias")
-    rest = [constant(name, case[name]) for name in names]
-    arguments = (x, parts, ops.encode_meaning(packed), *rest, case["activation"])
-    canonical = graph.call_function(experts, arguments)
-    with graph.inserting_before(canonical):
-        graph.output(kernel.emit(graph, canonical, parts, packed))  # type: ignore[arg-type]
-    return fx.GraphModule(owner, graph)(case["x"])  # type: ignore[no-any-return]
-
-
-def expected(weight: WeightRef, case: dict[str, Any]) -> torch.Tensor:
-    """The definition, token by token in float64."""
-    whole, spec = weight.load(), weight.spec
-    assert isinstance(spec, ExpertsSpec)
-    roles = {role.role: role for role in spec.roles}
-    function = Activation.parse(case["activation"])
-    out = torch.zeros(case["x"].shape, dtype=torch.float64)
-    for token, x in enumerate(case["x"].double()):
-        for expert, share in zip(case["ids"][token], case["shares"][token], strict=True):
-            e = int(expert)
-            ups = [name for name in _UP if name in roles]
-            matrices = [role_weight(whole, roles[name], e).dequantize().double() for name in ups]
-            hidden = torch.cat(matrices) @ x
-            if case["up_bias"] is not None:
-                hidden = hidden + case["up_bias"][e].double()
-            down = role_weight(whole, roles["down"], e).dequantize().double()
-            result = down @ function(hidden)
-            if case["down_bias"] is not None:
-                result = result + case["down_bias"][e].double()
-            out[token] += share.double() * result
-    return out
 
 
 def case_of(
