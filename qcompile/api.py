@@ -7,10 +7,9 @@ fails leaves the user's module as it was.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +19,9 @@ from torch import nn
 from qcompile import schemes
 from qcompile.capture import parameter_names
 from qcompile.conv1d import quantized_conv1d
-from qcompile.errors import OptionError, QCompileError
+from qcompile.errors import OptionError
 from qcompile.experts import one_node_a_layer
+from qcompile.forward import install_forward
 from qcompile.kernel import Numerics
 from qcompile.modules import install_weights, module_sites, packed_modules
 from qcompile.options import check_dtype, kept_names, opened_checkpoint
@@ -41,7 +41,6 @@ from qcompile.prepare import (
 from qcompile.progress import Reporting, reporter
 from qcompile.register import described
 from qcompile.schemes import Checkpoint
-from qcompile.sealed import seal
 from qcompile.session import Emulation, Progress, Session, no_progress
 from qcompile.site import Site
 from qcompile.spec import is_quantized
@@ -215,7 +214,7 @@ def optimize(
         away = session.device if session.device.type != "cpu" else None
         install_weights(model, session.catalogue, floats, away)
     session.names = parameter_names(model, session.catalogue)
-    _install_forward(model, session, fullgraph)
+    install_forward(model, session, fullgraph)
     return model
 
 
@@ -327,45 +326,3 @@ def _prepared(
 def _same_target(target: Target, device: str) -> bool:
     asked = Target.parse(device)
     return asked.kind == target.kind and asked.arch in (None, target.arch)
-
-
-def _install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:
-    """Compile ``forward`` in place, so that callers, hooks and ``generate`` all run it."""
-    original = model.forward
-
-    @functools.cache
-    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        # On the first call: dynamo takes a second to import, which loading need not wait for.
-        from qcompile.dynamo import compile_forward
-
-        return compile_forward(original, session, fullgraph)
-
-    @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        run, settings = compiled()
-        with torch.no_grad(), settings(), _own_errors(type(model).__name__):
-            return run(*args, **kwargs)
-
-    model.forward = forward
-    seal(model)
-    # object.__setattr__: a module would look for parameters in it.
-    object.__setattr__(model, "qcompile", session)
-
-
-@contextlib.contextmanager
-def _own_errors(model: str) -> Iterator[None]:
-    """Tell what cannot be traced as our error, and let ours through without dynamo's around it."""
-    try:
-        yield
-    except QCompileError:
-        raise
-    except Exception as failure:
-        from qcompile.dynamo import as_capture_error
-
-        inner = getattr(failure, "inner_exception", None)
-        if isinstance(inner, QCompileError):
-            raise inner from None
-        refused = as_capture_error(failure, model)
-        if refused is not None:
-            raise refused from failure
-        raise

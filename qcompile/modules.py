@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qcompile.buffers import buffer_values
 from qcompile.errors import SchemeError
 from qcompile.experts import ExpertsModule, experts_modules
 from qcompile.experts_layout import experts_weight
-from qcompile.layout import Shape
 from qcompile.site import EmbeddingSite, ExpertsSite, LinearSite, Site
 from qcompile.spec import is_quantized
+from qcompile.stand_in import StandIns, stand_in
 from qcompile.weight import WeightRef
 
 
@@ -85,8 +84,7 @@ def install_weights(
     names: dict[int, list[str]] = {}
     for name, named in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(named), []).append(name)
-    # Inputs that are not fake are refused, so a stand-in that is computed with raises.
-    fake = FakeTensorMode(allow_non_fake_inputs=False)
+    fake = StandIns()
     bound: dict[int, nn.Parameter] = {}
     old: list[nn.Parameter] = []  # keeps the ids above from being reused
     for parameter in model.parameters():
@@ -109,14 +107,14 @@ def _bind(
     parameter: nn.Parameter,
     weight: WeightRef | None,
     dtype: torch.dtype | None,
-    fake: FakeTensorMode,
+    fake: StandIns,
     device: torch.device | None,
 ) -> nn.Parameter:
     wanted = dtype if dtype and parameter.is_floating_point() else parameter.dtype
     if weight is None:
         return nn.Parameter(parameter.detach().to(device, wanted), requires_grad=False)
     if is_quantized(weight.spec):
-        return _stand_in(parameter.shape, wanted, fake, device)
+        return stand_in(parameter.shape, wanted, fake, device)
     values = weight.dequantize().to(wanted)
     if values.shape != parameter.shape:
         raise _other_way_round(weight, parameter)
@@ -128,18 +126,10 @@ def release(modules: Iterable[nn.Module], key: str = "weight") -> None:
     """Put one stand-in in the place of the parameter ``key`` that some modules share."""
     held = list(modules)
     old = held[0].get_parameter(key)
-    fake = FakeTensorMode(allow_non_fake_inputs=False)
-    new = _stand_in(tuple(old.shape), old.dtype, fake)
+    fake = StandIns()
+    new = stand_in(tuple(old.shape), old.dtype, fake)
     for module in held:
         module._parameters[key] = new
-
-
-def _stand_in(
-    shape: Shape, dtype: torch.dtype, fake: FakeTensorMode, device: torch.device | None = None
-) -> nn.Parameter:
-    with fake:
-        empty = torch.empty(shape, dtype=dtype, device=device or "cpu")
-    return nn.Parameter(empty, requires_grad=False)
 
 
 def _other_way_round(weight: WeightRef, parameter: nn.Parameter) -> SchemeError:

@@ -20,14 +20,11 @@ from qcompile.errors import OptionError
 def seal(model: nn.Module) -> None:
     """Let copies, pickles and changes of dtype or device raise OptionError.
 
-    ``state_dict`` still tells names and shapes; pickling a stand-in of it raises.
+    The same holds for the parts that contain a stand-in. ``state_dict`` still tells names and
+    shapes; pickling a stand-in of it raises. ``save_pretrained`` writes what ``save_checkpoint``
+    does.
     """
     name = type(model).__name__
-
-    def refuse_copy(protocol: object) -> NoReturn:
-        raise _error(
-            name, "copied or pickled", "load or optimize a second model; both read one checkpoint"
-        )
 
     def refuse_pickle(protocol: object) -> NoReturn:
         raise _error(name, "saved", "keep the checkpoint: it holds the quantized weights")
@@ -37,18 +34,36 @@ def seal(model: nn.Module) -> None:
             if isinstance(value, FakeTensor):
                 object.__setattr__(value, "__reduce_ex__", refuse_pickle)
 
+    _seal_values(model, name)
+    for part in model.modules():
+        if any(isinstance(p.data, FakeTensor) for p in part.parameters()):
+            _seal_values(part, name)
+    model.register_state_dict_post_hook(seal_state)
+    if hasattr(model, "save_pretrained"):
+        from qcompile.hf_saving import seal_saving
+
+        seal_saving(model)
+
+
+def _seal_values(part: nn.Module, name: str) -> None:
+    """Keep one module's values where they are and as they are."""
+
+    def refuse_copy(protocol: object) -> NoReturn:
+        raise _error(
+            name, "copied or pickled", "load or optimize a second model; both read one checkpoint"
+        )
+
     def apply(change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        if not all(_kept(change, tensor) for tensor in _kinds(model)):
+        if not all(_kept(change, tensor) for tensor in _kinds(part)):
             raise _error(
                 name, "converted or moved", "give dtype= and device= when it is loaded or optimized"
             )
-        return model
+        return part
 
     # On the object, where the callers look: its class belongs to others.
     sealed: dict[str, Any] = {"__reduce_ex__": refuse_copy, "_apply": apply}
     for attribute, call in sealed.items():
-        object.__setattr__(model, attribute, call)
-    model.register_state_dict_post_hook(seal_state)
+        object.__setattr__(part, attribute, call)
 
 
 def _error(name: str, done: str, fix: str) -> OptionError:

@@ -56,7 +56,7 @@ def build_model(path: Path, tensors: Mapping[str, WeightRef], dtype: torch.dtype
     for key in ("quantization_config", "compression_config"):
         if hasattr(config, key):
             delattr(config, key)
-    _settle_head(config, tensors, path)
+    settle_head(config, tensors, path)
     architectures = content.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     with _told(path / "config.json", transformers.__version__):
@@ -97,7 +97,7 @@ def _told(place: Path, version: str, what: str = "a configuration") -> Iterator[
         ) from error
 
 
-def _settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path) -> None:
+def settle_head(config: PretrainedConfig, tensors: Mapping[str, WeightRef], path: Path) -> None:
     """Tie the head exactly where the folder stores none of its own."""
     text = config.get_text_config()
     embedding = next((n for n in tensors if n.endswith("embed_tokens.weight")), None)

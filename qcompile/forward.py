@@ -1,0 +1,118 @@
+"""The compiled ``forward`` in the place of a module's own.
+
+Comes in: a module whose weights are bound, and its session. Goes out: the same module, whose
+callers, hooks and ``generate`` run compiled code.
+Always holds: one thread is inside at a time; errors of ours come without dynamo's around them; a
+gradient that a product on quantized weights would lose is an error, never a silent None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from qcompile.errors import OptionError, QCompileError
+from qcompile.sealed import seal
+from qcompile.session import Session
+
+# Of the process: tracing sets global flags of torch (a compiled function that another thread calls
+# while one is traced raises), and kernels use every core anyway.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:
+    """Compile ``forward`` in place, on its first call."""
+    original = model.forward
+    name = type(model).__name__
+
+    @functools.cache
+    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        # Dynamo takes a second to import, which loading need not wait for.
+        from qcompile.dynamo import compile_forward
+
+        return compile_forward(original, session, fullgraph)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _ONE_AT_A_TIME:
+            run, settings = compiled()
+            with torch.no_grad(), settings(), _own_errors(name):
+                result = run(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return result
+        return _without_backward(result, model, (args, kwargs))
+
+    model.forward = forward
+    seal(model)
+    # object.__setattr__: a module would look for parameters in them.
+    object.__setattr__(model, "qcompile", session)
+    # Weights are named by identity: one that the user replaces must not leave its id to another.
+    object.__setattr__(model, "_qcompile_named", tuple(model.parameters()))
+
+
+@contextlib.contextmanager
+def _own_errors(model: str) -> Iterator[None]:
+    """Tell what cannot be traced as our error, and let ours through without dynamo's around it."""
+    try:
+        yield
+    except QCompileError:
+        raise
+    except Exception as failure:
+        from qcompile.dynamo import as_capture_error
+
+        inner = getattr(failure, "inner_exception", None)
+        if isinstance(inner, QCompileError):
+            raise inner from None
+        refused = as_capture_error(failure, model)
+        if refused is not None:
+            raise refused from failure
+        raise
+
+
+# **** gradients ****
+
+
+class _NoBackward(torch.autograd.Function):
+    """Passes a tensor on; a backward through it raises OptionError."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, asks: torch.Tensor, model: str) -> torch.Tensor:
+        """``value`` as it is, tied to a tensor that asks for a gradient."""
+        ctx.model = model
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> NoReturn:
+        """Refuse."""
+        raise OptionError(
+            ctx.model,
+            "backward was called through a compiled model",
+            "a model whose products have gradients; products on quantized weights have none here",
+            "train the adapters on the float model and attach them to this one; where no gradient "
+            "is wanted, call it under torch.no_grad()",
+        )
+
+
+def _without_backward(result: Any, model: nn.Module, given: Any) -> Any:
+    """Outputs that raise in a backward, where an input or a parameter asks for a gradient."""
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    inputs = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+    asks = next((t for t in (*inputs, *model.parameters()) if t.requires_grad), None)
+    if asks is None:
+        return result
+
+    name = type(model).__name__
+
+    def tied(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value
+        return _NoBackward.apply(value, asks, name)  # type: ignore[no-any-return, no-untyped-call]
+
+    return tree_map_only(torch.Tensor, tied, result)
