@@ -2,11 +2,14 @@
 
 Comes in: a valid program. Goes out: a valid program with the same meaning.
 Always holds: a pass has a ``name`` and a ``run(program) -> int`` that counts what changed; passes
-never import backends; the order is the one of this table and nowhere else.
+never import backends; the order is the one of this table and nowhere else. Passes of other
+packages, entry points of the group ``qcompile.passes``, follow the canonicalizing ones.
 """
 
 from __future__ import annotations
 
+import functools
+from importlib.metadata import entry_points
 from typing import Protocol
 
 from qcompile.passes.canonicalize.embedding import CanonicalizeEmbedding
@@ -35,3 +38,10 @@ NAMES = (
     Lower.name,
     *("cpu.siblings", "cpu.attention"),  # of a backend: the CPU's
 )
+
+
+@functools.cache
+def installed() -> tuple[Pass, ...]:
+    """The passes that other packages bring, by the names of their entry points."""
+    found = sorted(entry_points(group="qcompile.passes"), key=lambda entry: entry.name)
+    return tuple(entry.load() for entry in found)

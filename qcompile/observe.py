@@ -59,10 +59,11 @@ def _words(variable: str, allowed: Sequence[str]) -> list[str]:
 
 def run_pass(rewrite: Pass, program: Program) -> None:
     """Run one pass with the dumps, logs, checks and switches of the environment."""
-    from qcompile.passes import NAMES
+    from qcompile.passes import NAMES, installed
 
     check = _words("QCOMPILE_CHECK", ("0", "1"))
-    if rewrite.name in _words("QCOMPILE_SKIP", NAMES):
+    known = (*NAMES, *(other.name for other in installed()), rewrite.name)
+    if rewrite.name in _words("QCOMPILE_SKIP", known):
         log("passes", f"{rewrite.name} skipped")
         return
     number = next(_counter)

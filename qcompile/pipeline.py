@@ -17,7 +17,7 @@ from qcompile.emit import emitter_of
 from qcompile.leftovers import bind_leftovers
 from qcompile.memory import release_freed, return_pages
 from qcompile.observe import dump, log, run_pass
-from qcompile.passes import CANONICALIZE
+from qcompile.passes import CANONICALIZE, installed
 from qcompile.passes.lower import Lower
 from qcompile.passes.quantize.swap import SwapQuantized
 from qcompile.program import Program
@@ -33,7 +33,7 @@ def compile_graph(
     # Name every weight by the identity of the tensor the model holds.
     program = capture_dynamo(graph_module, example_inputs, session.names)
     # One node form for each kind of use, so that the next passes know only that form.
-    for rewrite in CANONICALIZE:
+    for rewrite in (*CANONICALIZE, *installed()):
         run_pass(rewrite, program)
     # Uses of quantized weights become ops on handles: no byte moves yet.
     run_pass(SwapQuantized(session.catalogue), program)

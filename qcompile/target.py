@@ -2,11 +2,13 @@
 
 Comes in: a string such as ``cpu``, ``cpu:avx2``, ``cuda:sm90``, ``npu:910b``. Goes out: a frozen
 record. Always holds: parsing and planning touch no device; only a backend's ``probe.py`` does.
+Backends of other packages bring kinds of their own, and judge what they call architectures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from qcompile.errors import OptionError, nearest
 
@@ -22,7 +24,7 @@ class Target:
     """A kind of device and one of its architectures.
 
     Attributes:
-        kind: ``cpu``, ``cuda`` or ``npu``: the name of the backend.
+        kind: ``cpu``, ``cuda``, ``npu``, or what an installed package brings: the backend's name.
         arch: an architecture of that kind, or None for what a present device turns out to be.
     """
 
@@ -45,11 +47,14 @@ class Target:
             )
         kind, colon, arch = text.partition(":")
         if kind not in ARCHITECTURES:
+            known = (*ARCHITECTURES, *_installed())
+            if kind in known:
+                return Target(kind, arch or None)
             raise OptionError(
                 f"device {text!r}",
                 f"unknown kind of device {kind!r}",
-                f"one of {', '.join(ARCHITECTURES)}, optionally with ':' and an architecture",
-                f"name a known device{nearest(kind, ARCHITECTURES)}",
+                f"one of {', '.join(known)}, optionally with ':' and an architecture",
+                f"name a known device{nearest(kind, known)}",
             )
         if colon and arch not in ARCHITECTURES[kind]:
             raise OptionError(
@@ -62,3 +67,8 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.arch else self.kind
+
+
+def _installed() -> list[str]:
+    """Kinds of device that other packages bring."""
+    return sorted(entry.name for entry in entry_points(group="qcompile.backends"))
