@@ -115,6 +115,7 @@ class QCompileQuantizer(HfQuantizer):  # type: ignore[misc]
             made: nn.Module = optimize(model, config.scheme, dtype=dtype, **how, **config.quantizer)
             return made
         _load_again(model)
+        model.tie_weights()  # transformers ties nothing of which it has loaded nothing
         # What the weights are stays the checkpoint's word.
         model.config.quantization_config = self.stored
         opened, self.opened = self.opened, None
