@@ -24,7 +24,7 @@ class Pass(Protocol):
 
     @property
     def name(self) -> str:
-        """``stage.rewrite``: what dumps, timings and switches call it."""
+        """What dumps, timings and switches call it, ``stage.rewrite``."""
 
     def run(self, program: Program) -> int:
         """Rewrite the program; the number of nodes that changed."""

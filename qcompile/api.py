@@ -66,6 +66,7 @@ def open(path: str | Path, scheme: str = "auto") -> Checkpoint:
         ``dequantize(name)``, float32 ``[N, K]``, rows as stored.
 
     Raises:
+        OptionError: the scheme is unknown.
         SchemeError: the file is missing, damaged or of no known scheme.
     """
     return schemes.open_checkpoint(path, scheme)
@@ -95,6 +96,10 @@ def plan(
 
     Returns:
         the plan; sites without a kernel are part of it and do not raise.
+
+    Raises:
+        OptionError: an argument means nothing, or the module is compiled for another device.
+        SchemeError: the checkpoint is damaged, of no known scheme, or does not fit the module.
     """
     if isinstance(model, nn.Module) and isinstance(getattr(model, "qcompile", None), Session):
         compiled: Session = model.qcompile  # type: ignore[assignment]
@@ -241,7 +246,14 @@ def load(
             ``optimize``.
 
     Returns:
-        the model (``forward`` and ``generate``) and the tokenizer.
+        the model (``forward`` and ``generate``), in eval mode, and the tokenizer; None where the
+        folder holds none.
+
+    Raises:
+        OptionError: an argument means nothing, transformers or the device is missing.
+        SchemeError: the checkpoint is damaged, or does not describe a model that can be built.
+        PlanError: a site has no kernel; told before the model is built.
+        VerifyError: a site computes something else than the reference.
     """
     target, backend = backend_of(device)
     if emulate != "float32":

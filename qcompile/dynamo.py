@@ -136,8 +136,17 @@ def backend(
 ) -> Callable[..., Any]:
     """The ``torch.compile`` backend ``"qcompile"``.
 
-    Options are those of ``qcompile.optimize``: ``scheme``, ``checkpoint``, ``device``,
-    ``on_unsupported``, ``emitter``, ``keep``, ``numerics``.
+    Args:
+        graph_module: what dynamo traced.
+        example_inputs: its inputs; dynamo passes the module's own parameters among them.
+        given: ``options``, those of ``qcompile.optimize``: ``scheme``, ``checkpoint``, ``device``,
+            ``on_unsupported``, ``emitter``, ``keep``, ``numerics``.
+
+    Returns:
+        what dynamo calls instead of the graph.
+
+    Raises:
+        OptionError, SchemeError, PlanError, CaptureError: as ``optimize``.
     """
     from qcompile.pipeline import compile_graph
 

@@ -60,7 +60,7 @@ class Kernel(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of site: ``linear`` or ``embedding``."""
+        """The kind of site that it takes, ``linear``, ``embedding`` or ``experts``."""
 
     @property
     def layout(self) -> str | None:
@@ -80,8 +80,9 @@ class Kernel(Protocol):
 
         Args:
             graph: the graph, with its insertion point before ``node``.
-            node: the canonical op: ``qcompile::linear(x, parts, meaning, bias)`` or
-                ``qcompile::embedding(ids, parts, meaning, dtype)``.
+            node: the canonical op: ``qcompile::linear(x, parts, meaning, bias)``,
+                ``qcompile::embedding(ids, parts, meaning, dtype)`` or ``qcompile::experts(x, parts,
+                meaning, ids, weights, up_bias, down_bias, activation)``.
             parts: the packed weight's parts as graph nodes, in the order of the layout's fields.
             weight: the packed weight those nodes stand for: its spec, layout and shape.
 

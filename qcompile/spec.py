@@ -26,13 +26,13 @@ def _nested(columns: int) -> str:
 class AffineSpec:
     """Evenly spaced values: an unsigned code, a scale, and a zero or an offset per group.
 
-    ======== ==================================================================
-    form     value
-    ======== ==================================================================
+    ========= ==================================================================
+    form      value
+    ========= ==================================================================
     symmetric ``scale[n, g] * (code[n, k] - 2**(bits - 1))``
     zero      ``scale[n, g] * (code[n, k] - zero[n, g])``, zero an integer
     offset    ``scale[n, g] * code[n, k] + offset[n, g]``, offset a float
-    ======== ==================================================================
+    ========= ==================================================================
 
     Attributes:
         bits: width of a code, 1 to 8.
