@@ -21,6 +21,7 @@ extensions = [
 ]
 exclude_patterns = ["README.md"]  # part of index.rst
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"qcompile {release}"
 myst_heading_anchors = 3
 napoleon_use_ivar = True

@@ -29,17 +29,19 @@ Batch = Mapping[str, Any] | torch.Tensor | tuple[Any, ...] | list[Any]
 class Options(TypedDict, total=False):
     """The options of ``optimize`` for float models.
 
-    ``bits`` 2 to 8 (4); ``group_size`` columns that share a scale, -1 for all of them (128);
-    ``sym`` whether the zero is the middle code (False for ``rtn``, True for ``gptq``); ``lm_head``
-    whether the output head is quantized too (False); ``skip`` regular expressions of modules that
-    stay in float.
-
-    For ``rtn`` only: ``search`` whether each group takes the closest of some grids (True), or the
-    one from its smallest to its largest value.
-
-    For ``gptq`` only: ``calibration`` batches of inputs; ``desc_act`` the columns with the largest
-    inputs first (False); ``static_groups`` groups fitted to the original weight (False); ``damp``
-    damping relative to the Hessian's mean diagonal (0.01).
+    Attributes:
+        bits: width of a code, 2 to 8 (4).
+        group_size: columns that share a scale, -1 for all of them (128).
+        sym: whether the zero is the middle code (False for ``rtn``, True for ``gptq``).
+        lm_head: whether the output head is quantized too (False).
+        skip: regular expressions of modules that stay in float.
+        search: for ``rtn``: whether each group takes the closest of some grids (True), or the one
+            from its smallest to its largest value.
+        calibration: for ``gptq``: batches of inputs, each what ``forward`` takes: a tensor, a tuple
+            or a mapping of arguments.
+        desc_act: for ``gptq``: the columns with the largest inputs first (False).
+        static_groups: for ``gptq``: groups fitted to the original weight (False).
+        damp: for ``gptq``: damping relative to the Hessian's mean diagonal (0.01).
     """
 
     bits: int
