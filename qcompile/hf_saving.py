@@ -32,7 +32,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 
 def seal_saving(model: nn.Module) -> None:
-    """Let ``save_pretrained`` write a GPTQ folder, and refuse what would need floats."""
+    """Let ``save_pretrained`` write a GPTQ folder, and refuse what needs floats or a network."""
     name = type(model).__name__
     original: Any = model.save_pretrained
 
@@ -58,10 +58,28 @@ def seal_saving(model: nn.Module) -> None:
             "save_pretrained(folder), then huggingface_hub.upload_folder(folder_path=folder, ...)",
         )
 
-    # transformers refuses these two by a word of its own, whether or not they change anything.
+    def dequantize(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OptionError(
+            f"{name}.dequantize",
+            "a compiled model keeps no floats to go back to",
+            "the checkpoint, which has the quantized weights",
+            "qcompile.open(path).dequantize(name) gives one weight in float32",
+        )
+
+    def resize_token_embeddings(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OptionError(
+            f"{name}.resize_token_embeddings",
+            "the weights of a compiled model are planned and packed in their shapes",
+            "a float model",
+            "resize the float model, then quantize and compile it",
+        )
+
     sealed: dict[str, Any] = {
         "save_pretrained": save_pretrained,
         "push_to_hub": push_to_hub,
+        "dequantize": dequantize,
+        "resize_token_embeddings": resize_token_embeddings,
+        # transformers refuses these by a word of its own, whether or not they change anything.
         "half": functools.partial(nn.Module.half, model),
         "float": functools.partial(nn.Module.float, model),
     }

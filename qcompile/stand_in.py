@@ -1,8 +1,8 @@
 """What stands in the place of a quantized parameter: a shape and a dtype without values.
 
 Comes in: a shape, a dtype, a device. Goes out: a parameter that has no storage.
-Always holds: computing with it and a tensor that has values raises OptionError; no result is made
-of values that are not there.
+Always holds: computing with it raises OptionError, so that no result is made of values that are not
+there; names, shapes, views and dtypes can be asked for.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ class StandIns(FakeTensorMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Refuse values beside stand-ins; anything else is a question of shapes."""
-        given = tree_leaves((args, kwargs))
-        stand_in = next((leaf for leaf in given if isinstance(leaf, FakeTensor)), None)
-        valued = any(isinstance(g, torch.Tensor) and not isinstance(g, FakeTensor) for g in given)
-        if stand_in is not None and valued:
+        """Refuse every use but views: results would be shapes that pretend to be values."""
+        held = next((g for g in tree_leaves((args, kwargs)) if isinstance(g, FakeTensor)), None)
+        if held is not None and not _only_looks(func):
             raise OptionError(
-                f"{func} on a quantized parameter of shape {tuple(stand_in.shape)}",
+                f"{func} on a quantized parameter of shape {tuple(held.shape)}",
                 "it is a stand-in: its values are packed for a kernel, and no floats are kept",
                 "a use inside the compiled forward",
                 "model.qcompile.catalogue[name].dequantize() reads values; adapters stay beside "
                 "quantized weights, they cannot be merged into them",
             )
         return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def _only_looks(func: Any) -> bool:
+    return bool(getattr(func, "is_view", False)) or func is torch.ops.aten.detach.default
 
 
 def stand_in(
