@@ -62,7 +62,7 @@ def run_pass(rewrite: Pass, program: Program) -> None:
     from qcompile.passes import NAMES, installed
 
     check = _words("QCOMPILE_CHECK", ("0", "1"))
-    known = (*NAMES, *(other.name for other in installed()), rewrite.name)
+    known = list(dict.fromkeys((*NAMES, *(p.name for p in installed()), rewrite.name)))
     if rewrite.name in _words("QCOMPILE_SKIP", known):
         log("passes", f"{rewrite.name} skipped")
         return

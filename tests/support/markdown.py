@@ -8,10 +8,18 @@ of ``console`` lines that begin with ``$`` is run, the lines below a command are
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.zoo import ROOT
+
+# Pages that a test of their own follows from top to bottom.
+RECIPES = ("adding-a-scheme", "adding-a-kernel", "adding-a-pass")
 
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<role>[^\n]*?) -->\n)?```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
@@ -77,3 +85,37 @@ def same(wanted: str, found: str) -> bool:
     return doctest.OutputChecker().check_output(
         plain[0].rstrip() + "\n", plain[1].rstrip() + "\n", doctest.ELLIPSIS
     )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a reader's shell would have, with packages that are installed on the way."""
+    scripts = str(Path(sys.executable).parent)
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+        "PATH": os.pathsep.join((scripts, os.environ.get("PATH", ""))),
+        "PYTHONPATH": os.pathsep.join((str(folder / "installed"), str(ROOT))),
+        "PIP_TARGET": str(folder / "installed"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def run(block: Block, folder: Path) -> None:
+    """Run the commands of a block in a folder and compare what they print."""
+    for command in commands(block.text):
+        line = command.line.replace(
+            "pip install .", "pip install --quiet --no-deps --no-index --no-build-isolation ."
+        )
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder / "work",
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        where = f"{block.page}: $ {command.line}"
+        assert same(command.prints, done.stdout), f"{where}\n{done.stdout}"
