@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional
 
 from qcompile.backends.cuda.clock import Runner, clock_rate, measure, properties
-from qcompile.bench.linear import call_of, pack, random_weight
+from qcompile.bench.formats import random_weight
+from qcompile.bench.linear import call_of, pack
 from qcompile.edge import find_route
 from qcompile.errors import OptionError
 from qcompile.kernel import Accept, Kernel

@@ -1,81 +1,133 @@
 """How fast a layer of experts is, beside transformers' own on bfloat16 weights.
 
-Comes in: nothing, or ``--tokens 1,128``. Goes out: a table: milliseconds a call of our kernel for
-each kind of weight, of transformers' ``grouped_mm`` experts on the decoded weights in bfloat16, and
-their ratio; peak memory while packing against the packed bytes.
-Always holds: the layer has the shape of Qwen3-30B-A3B (128 experts, hidden 2048, inner 768, top 8);
-both sides run in turns in one process, and every call chooses experts anew, so that neither finds
-its weights in a cache.
+Comes in: options. Goes out: a report: milliseconds of a layer, by format, contender and tokens, and
+the memory that packing takes.
+Always holds: the layer has the shape of Qwen3-30B-A3B (hidden 2048, inner 768, 8 of 128 experts
+unless fewer are asked for); all sides take turns in one process of pinned threads, and every call
+chooses experts anew, so that none finds its weights in a cache.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import datetime
 import statistics
-import time
+import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from qcompile import backends, ops
-from qcompile.bench.linear import random_weight
-from qcompile.edge import find_route
+from qcompile import ops
+from qcompile.bench.formats import random_weight
+from qcompile.bench.machine import machine
+from qcompile.bench.model_process import Process, started
+from qcompile.bench.peers import Contender
+from qcompile.bench.tables import Row, aligned, heading, piped, short, spread
 from qcompile.experts_layout import join_roles, stack_experts
 from qcompile.layout import QuantizedTensor
 from qcompile.ops_experts import experts
-from qcompile.passes.weights.pack import pack
 from qcompile.spec import AffineSpec, Role
 from qcompile.weight import Rows, WeightRef
 
-EXPERTS, HIDDEN, INNER, TOP = 128, 2048, 768, 8
+HIDDEN, INNER, TOP = 2048, 768, 8
 SPECS = {
     "4-bit g32": AffineSpec(4, 32, "symmetric", torch.float16),
     "q4_k": AffineSpec(4, 32, "offset", torch.float32),
 }
-_ROUNDS = 15
+PEER = "transformers bf16"
+_HEAD = ("", "kernel", "tokens", "ms", "(min to max)", f"{PEER} ms", "(min to max)", "x peer")
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Step = Callable[[str], object]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", default="1,128", help="tokens a call, comma separated")
-    counts = [int(text) for text in parser.parse_args().tokens.split(",")]
-    backend = backends.load("cpu")
-    backend.prepare()
-    [kernel] = [k for k in backend.KERNELS if k.name == "cpu.panel_experts"]
-    ours: dict[str, Call] = {}
-    for name, spec in SPECS.items():
-        weight = layer_weight(spec, EXPERTS, HIDDEN, INNER)
-        route = find_route(weight.layout, weight.spec, str(kernel.layout))
-        assert route is not None
-        before = _peak_from_here()
-        packed = pack(weight, route)
-        grown = (_resident("VmHWM") - before) / packed.nbytes
-        print(f"packing {name}: {packed.nbytes / 2**20:.0f} MiB packed, peak {grown:.2f} x that")
-        ours[name] = call_of_experts(kernel.emit, packed)
-    peer = _peer()
-    print(f"{'':12}{'tokens':>8}{'ours ms':>10}{'bf16 ms':>10}{'ratio':>8}")
-    for count in counts:
-        for name, run in ours.items():
-            mine, theirs = _in_turns(run, peer, count)
-            print(f"{name:12}{count:8}{mine * 1e3:10.2f}{theirs * 1e3:10.2f}{theirs / mine:8.2f}")
+@dataclass(frozen=True)
+class Options:
+    """What is measured: formats of ``SPECS``, experts of a layer, tokens of a call."""
+
+    formats: tuple[str, ...]
+    experts: int
+    tokens: tuple[int, ...]
+    rounds: int
+    threads: int
+    urgent: bool
 
 
-def _peak_from_here() -> int:
-    """Forget the peak of the resident set; the bytes that are resident now (Linux only)."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _resident("VmRSS")
+@dataclass
+class Line:
+    """Seconds of each call of a kernel of ours, and of the peer in the same round."""
+
+    format: str
+    kernel: str
+    tokens: int
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the peer: the median over rounds."""
+        return statistics.median(b / a for a, b in zip(self.ours, self.peer, strict=True))
 
 
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError(f"/proc/self/status does not tell {field}")
+@dataclass
+class Report:
+    """``packing`` holds packed bytes and how many times as many packing them takes at its peak."""
+
+    options: Options
+    machine: dict[str, object]
+    date: str
+    versions: dict[str, str] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    packing: dict[str, tuple[int, float | None]] = field(default_factory=dict)
+
+
+def steps(options: Options) -> int:
+    """How often ``measure`` reports."""
+    return len(options.formats) + len(options.tokens) * (1 + options.rounds)
+
+
+def measure(options: Options, step: Step = lambda what: None) -> Report:
+    """Time the layer.
+
+    Raises:
+        BenchError: the process failed.
+    """
+    report = Report(options, machine(), datetime.date.today().isoformat())
+    command = (sys.executable, "-c", _START)
+    with started(Contender("experts", command, True, ""), options.threads) as process:
+        report.versions = process.ask("facts")["versions"]
+        kernels: list[tuple[str, str]] = []
+        for format in options.formats:
+            step(f"packing {format}")
+            made = process.ask("prepare", format=format, experts=options.experts)
+            report.packing[format] = (made["bytes"], made["grown"])
+            kernels += [(format, name) for name in made["kernels"]]
+        for tokens in options.tokens:
+            step(f"{tokens} tokens")
+            report.lines += _tokens(process, options, kernels, tokens, step)
+    return report
+
+
+_START = "from qcompile.bench.workers.own_experts import main; main()"
+
+
+def _tokens(
+    process: Process, options: Options, kernels: list[tuple[str, str]], tokens: int, step: Step
+) -> list[Line]:
+    lines = {pair: Line(*pair, tokens) for pair in kernels}
+    for number in range(-2, options.rounds):  # two rounds are not counted: they warm caches up
+        if number >= 0:
+            step(f"{tokens} tokens: round {number + 1}")
+        found = process.ask("time", urgent=options.urgent, tokens=tokens, seed=number + 2)
+        for (format, kernel), line in lines.items() if number >= 0 else ():
+            line.ours.append(found["seconds"][f"{format} {kernel}"])
+            line.peer.append(found["seconds"][PEER])
+    return list(lines.values())
+
+
+# **** the layer ****
 
 
 def layer_weight(spec: AffineSpec, count: int, hidden: int, inner: int) -> WeightRef:
@@ -111,43 +163,48 @@ def call_of_experts(emit: Callable[..., fx.Node], packed: QuantizedTensor) -> Ca
     return fx.GraphModule(owner, graph)
 
 
-def _peer() -> Call:
-    """transformers' grouped experts on bfloat16 weights."""
-    from transformers.integrations.moe import _default_apply_gate, grouped_mm_experts_forward
+# **** tables ****
 
-    module = nn.Module()
-    module.gate_up_proj = nn.Parameter(_bfloat(EXPERTS, 2 * INNER, HIDDEN), requires_grad=False)
-    module.down_proj = nn.Parameter(_bfloat(EXPERTS, HIDDEN, INNER), requires_grad=False)
-    flags = {"has_gate": True, "has_bias": False, "is_transposed": False}
-    more = {"num_experts": EXPERTS, "_is_expert_parallel": False, "has_post_expert_norm": False}
-    for name, value in (flags | more).items():
-        setattr(module, name, value)
-    gate = SimpleNamespace(act_fn=nn.functional.silu)
-    object.__setattr__(module, "_apply_gate", lambda x: _default_apply_gate(gate, x))
-    return lambda x, ids, shares: grouped_mm_experts_forward(
-        module, x.to(torch.bfloat16), ids, shares.to(torch.bfloat16)
+
+def text(report: Report) -> str:
+    """The table for a terminal."""
+    return "\n".join([*aligned(_rows(report)), "", *_packing(report)])
+
+
+def markdown(report: Report) -> str:
+    """The same with the command, machine, versions and date."""
+    options = report.options
+    how = (
+        f"{options.threads} threads, {options.experts} experts, hidden {HIDDEN}, inner {INNER}, "
+        f"{TOP} of them chosen, medians of {options.rounds} rounds in turns"
     )
+    given = (command(options), report.date, report.machine, report.versions)
+    return "\n".join([*heading(*given, how, _packing(report)), *piped(_rows(report))])
 
 
-def _bfloat(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
+def record(report: Report) -> dict[str, Any]:
+    """Everything that was measured."""
+    return {"command": command(report.options), **dataclasses.asdict(report)}
 
 
-def _in_turns(one: Call, other: Call, tokens: int) -> tuple[float, float]:
-    """Median seconds of both."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(_ROUNDS + 2):
-        draw = torch.Generator().manual_seed(turn)
-        x = torch.randn(tokens, HIDDEN, generator=draw)
-        chosen = torch.rand(tokens, EXPERTS, generator=draw).topk(TOP)
-        for run, found in zip((one, other), times, strict=True):
-            start = time.perf_counter()
-            run(x, chosen.indices, chosen.values)
-            if turn >= 2:
-                found.append(time.perf_counter() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+def command(options: Options) -> str:
+    """The command line that measures the same."""
+    tokens = ",".join(map(str, options.tokens))
+    given = f"--tokens {tokens} --rounds {options.rounds} --threads {options.threads}"
+    return f"qcompile bench experts {given}"
 
 
-if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+def _rows(report: Report) -> list[Row]:
+    rows: list[Row] = [_HEAD]
+    for line in report.lines:
+        ours, peer = (spread([1e3 * t for t in times]) for times in (line.ours, line.peer))
+        rows.append((line.format, line.kernel, str(line.tokens), *ours, *peer, short(line.ratio)))
+    return rows
+
+
+def _packing(report: Report) -> list[str]:
+    made = []
+    for format, (size, grown) in report.packing.items():
+        peak = "" if grown is None else f", packed with {grown:.2f} times that at its peak"
+        made.append(f"{format}: {size / 2**20:.0f} MiB{peak}")
+    return made

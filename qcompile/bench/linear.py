@@ -21,9 +21,10 @@ from torch import fx
 from torch.nn import functional
 
 from qcompile import backends
+from qcompile.bench.formats import random_weight
 from qcompile.edge import find_route
 from qcompile.kernel import Kernel
-from qcompile.layout import QuantizedTensor, layout_of
+from qcompile.layout import QuantizedTensor
 from qcompile.ops import embedding, linear
 from qcompile.spec import AffineSpec, LookupSpec
 
@@ -40,24 +41,6 @@ _SPECS: tuple[AffineSpec | LookupSpec, ...] = (
     LookupSpec(4, 32, _TABLE, _F16),
 )
 Runner = Callable[[], object]
-
-
-def random_weight(spec: AffineSpec | LookupSpec, n: int, k: int) -> QuantizedTensor:
-    """Random codes and scales in the layout ``affine`` or ``lookup``, values around 0.1."""
-    name = "affine" if isinstance(spec, AffineSpec) else "lookup"
-    draw = torch.Generator().manual_seed(n + k + spec.bits)
-    parts = {}
-    for field in layout_of(name).fields(spec, (n, k)):
-        if field.name == "codes":
-            codes = torch.randint(0, 1 << spec.bits, field.shape, generator=draw)
-            parts["codes"] = codes.to(torch.uint8)
-        elif field.name == "zero":
-            parts["zero"] = torch.full(field.shape, 1 << (spec.bits - 1), dtype=torch.int32)
-        else:
-            values = torch.rand(field.shape, generator=draw) * 0.2 / (1 << spec.bits)
-            # The minimum of a group is negative: values stay around zero.
-            parts[field.name] = (values if field.name == "scale" else -values * 8).to(field.dtype)
-    return QuantizedTensor(spec, name, (n, k), parts)
 
 
 def kernel_of(name: str) -> Kernel:

@@ -17,13 +17,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qcompile.bench.machine import machine
 from qcompile.bench.model_process import BenchError, Process, started
 from qcompile.bench.peers import Contender, Missing, own_contender, peers, reference
 
 _WARM = 2  # runs before the first round: the second still compiles where shapes became symbols
+
+
+class Size(NamedTuple):
+    """Tokens of a prompt, and how many prompts at once."""
+
+    prompt: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Options:
         file: a checkpoint.
         device: where qcompile runs; peers run on the CPU.
         against: names of peers.
-        prompt, tokens: tokens of a prompt, and tokens that follow.
+        prompts: lengths of prompts.
+        tokens: tokens that follow one.
         batches: numbers of sequences at once.
         dtype, numerics: qcompile's.
         rounds: of turns.
@@ -46,7 +54,7 @@ class Options:
     file: str
     device: str = "cpu"
     against: tuple[str, ...] = ("llama.cpp", "transformers")
-    prompt: int = 512
+    prompts: tuple[int, ...] = (512,)
     tokens: int = 64
     batches: tuple[int, ...] = (1,)
     dtype: str = "float32"
@@ -56,10 +64,15 @@ class Options:
     compared: int = 128
     urgent: bool = False
 
+    @property
+    def sizes(self) -> list[Size]:
+        """What is run: every length with every number of sequences."""
+        return [Size(prompt, batch) for prompt in self.prompts for batch in self.batches]
+
 
 @dataclass
 class Figures:
-    """What one contender measured. Rates hold tokens a second, one for each round, by batch."""
+    """What one contender measured. Rates hold tokens a second, one for each round, by size."""
 
     name: str
     note: str
@@ -71,8 +84,8 @@ class Figures:
     peak: int = 0
     top1: float | None = None
     kl: float | None = None
-    prefill: dict[int, list[float]] = field(default_factory=dict)
-    decode: dict[int, list[float]] = field(default_factory=dict)
+    prefill: dict[Size, list[float]] = field(default_factory=dict)
+    decode: dict[Size, list[float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -93,7 +106,7 @@ Step = Callable[[str], object]
 def steps(options: Options) -> int:
     """How often ``measure`` reports at most."""
     contenders = 1 + len(options.against)
-    parts = 2 + len(options.batches) * (1 + options.rounds)
+    parts = 2 + len(options.sizes) * (1 + options.rounds)
     return contenders * parts + (1 if options.compared else 0)
 
 
@@ -134,19 +147,19 @@ def _measure(runs: list[_Run], report: Report, folder: str, step: Step) -> None:
     options = report.options
     _each(runs, report, step, "loading", lambda run: _load(run, options))
     vocabulary, text = runs[0].facts["vocabulary"], runs[0].facts["text"]
-    for batch in options.batches:
-        ids = prompts(vocabulary, batch, options.prompt)
+    for size in options.sizes:
+        ids = prompts(vocabulary, size.batch, size.prompt)
 
         def warm(run: _Run, ids: list[list[int]] = ids) -> None:
             _warm(run, ids, options.tokens)
 
-        def once(run: _Run, ids: list[list[int]] = ids) -> None:
-            _round(run, ids, options)
+        def once(run: _Run, ids: list[list[int]] = ids, size: Size = size) -> None:
+            _round(run, ids, size, options)
 
-        able = _able(runs, batch)
-        _each(able, report, step, f"compiling for {batch}", warm)
+        able, what = _able(runs, size.batch), f"{size.batch} x {size.prompt} tokens"
+        _each(able, report, step, f"compiling for {what}", warm)
         for number in range(options.rounds):
-            _each(able, report, step, f"round {number + 1} of {batch}", once)
+            _each(able, report, step, f"{what}, round {number + 1}", once)
         runs[:] = [run for run in runs if run.figures.name not in _failed(report)]
     _each(runs, report, step, "memory", _peak)
     if options.compared:
@@ -188,7 +201,7 @@ def prompts(vocabulary: int, batch: int, length: int) -> list[list[int]]:
 
 
 def _load(run: _Run, options: Options) -> None:
-    context = 1 << (options.prompt + options.tokens).bit_length()
+    context = 1 << (max(options.prompts) + options.tokens).bit_length()
     run.facts = run.process.ask(
         "load",
         urgent=options.urgent,
@@ -215,12 +228,12 @@ def _warm(run: _Run, ids: list[list[int]], tokens: int) -> None:
     run.figures.compile += max(0.0, seconds - _WARM * float(last["prefill"] + last["decode"]))
 
 
-def _round(run: _Run, ids: list[list[int]], options: Options) -> None:
-    batch, figures = len(ids), run.figures
+def _round(run: _Run, ids: list[list[int]], size: Size, options: Options) -> None:
+    figures, (prompt, batch) = run.figures, size
     found = run.process.ask("run", urgent=options.urgent, ids=ids, tokens=options.tokens)
-    figures.prefill.setdefault(batch, []).append(batch * options.prompt / found["prefill"])
+    figures.prefill.setdefault(size, []).append(batch * prompt / found["prefill"])
     made = batch * (options.tokens - 1)
-    figures.decode.setdefault(batch, []).append(made / found["decode"])
+    figures.decode.setdefault(size, []).append(made / found["decode"])
 
 
 def _peak(run: _Run) -> None:
@@ -255,12 +268,12 @@ def _compare(runs: list[_Run], report: Report, ids: list[int], folder: Path) -> 
     _each(runs, report, lambda what: None, "logits", compare)
 
 
-def ratios(own: Figures, peer: Figures, batch: int) -> tuple[float, float] | None:
+def ratios(own: Figures, peer: Figures, size: Size) -> tuple[float, float] | None:
     """How many times as fast ours is, prefill and decode: medians over rounds of their ratios."""
-    if batch not in peer.prefill:
+    if size not in peer.prefill:
         return None
     pairs = ((own.prefill, peer.prefill), (own.decode, peer.decode))
     prefill, decode = (
-        statistics.median(a / b for a, b in zip(x[batch], y[batch], strict=True)) for x, y in pairs
+        statistics.median(a / b for a, b in zip(x[size], y[size], strict=True)) for x, y in pairs
     )
     return prefill, decode

@@ -13,9 +13,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from qcompile.bench.peers import Contender
@@ -97,8 +98,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(contender: Contender, threads: int) -> Iterator[Process]:
-    """A contender's process, for the length of the context."""
+def started(
+    contender: Contender, threads: int, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Process]:
+    """A contender's process, for the length of the context, with settings in its environment."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
             contender.command,
@@ -106,7 +109,7 @@ def started(contender: Contender, threads: int) -> Iterator[Process]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | pinned(threads),
+            env={**os.environ, **pinned(threads), **settings},
         )
         made = Process(contender, process, errors)
         try:

@@ -9,41 +9,45 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from qcompile.bench.model import Figures, Options, Report, ratios
+from qcompile.bench.tables import aligned, heading, piped, spread
 
-_HEAD = ("", "batch", "prefill tok/s", "(min to max)", "decode tok/s", "(min to max)", "ours is")
+_HEAD = (
+    "",
+    "prompt",
+    "batch",
+    "prefill tok/s",
+    "(min to max)",
+    "decode tok/s",
+    "(min to max)",
+    "ours is",
+)
 _COSTS = ("", "load s", "compile s", "weights MB", "peak MB", "imports MB", "top-1", "mean KL")
 
 
 def text(report: Report) -> str:
     """The tables for a terminal, in at most 100 columns."""
-    lines = [*_aligned(_speeds(report)), "", *_aligned(_costs(report))]
+    lines = [*aligned(_speeds(report)), "", *aligned(_costs(report))]
     return "\n".join([*lines, *(f"\n{name}: {why}" for name, why in _absent(report))])
 
 
 def markdown(report: Report) -> str:
     """The same with the command, machine, versions and date."""
-    options, machine = report.options, report.machine
-    memory = machine["memory"]
-    size = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
-    head = [
-        f"`{command(options)}`",
-        "",
-        f"{report.date}, {machine['processor']}, {machine['cores']} cores{size}; "
-        f"{options.threads} threads each, {options.prompt} tokens of prompt, {options.tokens} new "
-        f"ones, medians of {options.rounds} rounds in turns.",
-        "",
-        ", ".join(f"{name} {version}" for name, version in _versions(report).items()) + ".",
-        "",
-        *(f"- {figures.name}: {figures.note}" for figures in report.contenders),
-        *(f"- {name}, not measured: {why}" for name, why in _absent(report)),
-        "",
-    ]
-    return "\n".join([*head, *_piped(_speeds(report)), "", *_piped(_costs(report)), "", _NOTES])
+    options = report.options
+    how = (
+        f"{options.threads} threads each, {options.tokens} tokens after a prompt, medians of "
+        f"{options.rounds} rounds in turns"
+    )
+    notes = (
+        *(f"{figures.name}: {figures.note}" for figures in report.contenders),
+        *(f"{name}, not measured: {why}" for name, why in _absent(report)),
+    )
+    given = (command(options), report.date, report.machine, _versions(report))
+    head = heading(*given, how, notes)
+    return "\n".join([*head, *piped(_speeds(report)), "", *piped(_costs(report)), "", _NOTES])
 
 
 _NOTES = """Load is from the call to packed weights, without imports (whose resident memory is the
@@ -60,9 +64,20 @@ def record(report: Report) -> dict[str, Any]:
         "machine": report.machine,
         "versions": _versions(report),
         "options": dataclasses.asdict(report.options),
-        "contenders": [dataclasses.asdict(figures) for figures in report.contenders],
+        "contenders": [_contender(figures) for figures in report.contenders],
         "missing": [dataclasses.asdict(missing) for missing in report.missing],
     }
+
+
+def _contender(figures: Figures) -> dict[str, Any]:
+    """With rates as a list, since keys in JSON are text."""
+    content = dataclasses.asdict(figures)
+    content.pop("decode")
+    content["rates"] = [
+        {**size._asdict(), "prefill": rates, "decode": figures.decode[size]}
+        for size, rates in content.pop("prefill").items()
+    ]
+    return content
 
 
 def command(options: Options) -> str:
@@ -70,7 +85,7 @@ def command(options: Options) -> str:
     given = {
         "device": options.device,
         "against": ",".join(options.against) or "none",
-        "prompt-tokens": options.prompt,
+        "prompt-tokens": ",".join(map(str, options.prompts)),
         "tokens": options.tokens,
         "batch": ",".join(map(str, options.batches)),
         "dtype": options.dtype,
@@ -88,24 +103,18 @@ def command(options: Options) -> str:
 
 def _speeds(report: Report) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [_HEAD]
-    for batch in report.options.batches:
+    for size in report.options.sizes:
         for figures in report.contenders:
-            if batch not in figures.prefill:
-                rows.append((figures.name, str(batch), *["-"] * 4, "not measured"))
+            place = (figures.name, str(size.prompt), str(size.batch))
+            if size not in figures.prefill:
+                rows.append((*place, *["-"] * 4, "not measured"))
                 continue
-            found = ratios(report.contenders[0], figures, batch)
+            found = ratios(report.contenders[0], figures, size)
             own = figures is report.contenders[0]
             factor = "" if own or found is None else f"{found[0]:.2f}x, {found[1]:.2f}x"
-            cells = (*_rate(figures.prefill[batch]), *_rate(figures.decode[batch]))
-            rows.append((figures.name, str(batch), *cells, factor))
+            cells = (*spread(figures.prefill[size]), *spread(figures.decode[size]))
+            rows.append((*place, *cells, factor))
     return rows
-
-
-def _rate(values: Sequence[float]) -> tuple[str, str]:
-    """Median and spread; a decimal where figures are small."""
-    middle = statistics.median(values)
-    digits = 0 if middle >= 200 else 1
-    return f"{middle:.{digits}f}", f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
 def _costs(report: Report) -> list[Sequence[str]]:
@@ -130,8 +139,8 @@ def _outputs(figures: Figures) -> tuple[str, str]:
 
 
 def _absent(report: Report) -> list[tuple[str, str]]:
-    more = [batch for batch in report.options.batches if batch > 1]
-    single = [f for f in report.contenders if more and not set(more) & set(f.prefill)]
+    more = {size for size in report.options.sizes if size.batch > 1}
+    single = [f for f in report.contenders if more and not more & set(f.prefill)]
     return [
         *((missing.name, missing.reason) for missing in report.missing),
         *((f.name, "measured with one sequence only") for f in single),
@@ -143,22 +152,3 @@ def _versions(report: Report) -> dict[str, str]:
     for figures in report.contenders:
         found |= figures.versions
     return found
-
-
-# **** lines ****
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _piped(rows: Sequence[Sequence[str]]) -> list[str]:
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|---" * len(rows[0]) + "|", *body]

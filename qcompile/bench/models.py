@@ -7,13 +7,14 @@ checkpoint's weights only the decoder of the stored layout is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from qcompile.bench.workers.hf_model import logits_of as logits_of
+from qcompile.bench.workers.hf_model import text_tokens as text_tokens
 from qcompile.conv1d import quantized_conv1d
 from qcompile.errors import OptionError, SchemeError
 from qcompile.hf import need_transformers
@@ -71,30 +72,3 @@ def float_model(path: str) -> tuple[nn.Module, Any]:
         if shown:
             transformers.utils.logging.enable_progress_bar()
     return model.eval(), tokenizer
-
-
-def logits_of(model: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A causal language model as a function from ids ``[T]`` to logits ``[T, V]``."""
-
-    def run(ids: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            found: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0]
-        return found.cpu()
-
-    return run
-
-
-def text_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
-    """A text's tokens, and those that the tokenizer puts before every text."""
-    # A long text is no mistake here, though the tokenizer warns of one: it is read in windows.
-    limit, tokenizer.model_max_length = tokenizer.model_max_length, 1 << 60
-    try:
-        ids: list[int] = list(tokenizer(text, add_special_tokens=False).input_ids)
-    finally:
-        tokenizer.model_max_length = limit
-    start = text[:64]
-    plain: list[int] = list(tokenizer(start, add_special_tokens=False).input_ids)
-    whole: list[int] = list(tokenizer(start).input_ids)
-    places = range(len(whole) - len(plain) + 1)
-    at = next((i for i in places if whole[i : i + len(plain)] == plain), 0)
-    return ids, whole[:at]

@@ -16,9 +16,12 @@ from pathlib import Path
 
 from qcompile.errors import OptionError, nearest
 
-PEERS = ("llama.cpp", "transformers")
+PEERS = ("llama.cpp", "transformers", "torchao-int4", "torchao-int8", "gptqmodel")
 INTERPRETER = "QCOMPILE_LLAMA_CPP_PYTHON"
-_HERE = Path(__file__).parent
+PACKAGES = "QCOMPILE_PEERS_PYTHON"
+GPTQMODEL = "QCOMPILE_GPTQMODEL_PYTHON"
+_GROUPS = {"torchao": ("torchao-int4", "torchao-int8")}  # one name for both
+WORKERS = Path(__file__).parent / "workers"
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,12 @@ def peers(names: Sequence[str], file: str, device: str) -> list[Contender | Miss
         OptionError: a name is not known.
     """
     found: list[Contender | Missing] = []
-    for name in names:
+    for name in [one for given in names for one in _GROUPS.get(given, (given,))]:
         if name not in PEERS:
             raise OptionError(
                 f"--against {name}",
                 "unknown",
-                f"some of {', '.join(PEERS)}, separated by commas, or none",
+                f"some of {', '.join((*PEERS, *_GROUPS))}, separated by commas, or none",
                 f"name a known peer{nearest(name, PEERS)}",
             )
         if device.partition(":")[0] != "cpu":
@@ -77,8 +80,10 @@ def peers(names: Sequence[str], file: str, device: str) -> list[Contender | Miss
             found.append(
                 _worker(name, "transformers", "weights decoded to bfloat16, torch.compile")
             )
+        elif name.startswith("torchao"):
+            found.append(_torchao(name))
         else:
-            found.append(_llama_cpp(file))
+            found.append(_llama_cpp(file) if name == "llama.cpp" else _gptqmodel(file))
     return found
 
 
@@ -87,23 +92,79 @@ def _worker(name: str, kind: str, note: str) -> Contender:
     return Contender(name, command, True, note)
 
 
+def _torchao(name: str) -> Contender | Missing:
+    """In an interpreter that has torchao and what this package needs."""
+    python = os.environ.get(PACKAGES) or sys.executable
+    why = why_not(python, "torchao, transformers, gguf", "torchao transformers gguf", PACKAGES)
+    if why is not None:
+        return Missing(name, why)
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.insert(0, {root!r}); " + (
+        f"from qcompile.bench.model_worker import main; main({name!r})"
+    )
+    bits = "4 bits by groups" if name.endswith("4") else "8 bits by rows"
+    note = f"weights decoded, then {bits} by torchao, bfloat16 activations, torch.compile"
+    return Contender(name, (python, "-c", code), True, note)
+
+
+def _gptqmodel(file: str) -> Contender | Missing:
+    """It reads folders of GPTQ checkpoints."""
+    config = Path(file) / "quantize_config.json", Path(file) / "config.json"
+    texts = [place.read_text(encoding="utf-8") for place in config if place.is_file()]
+    if not any('"gptq"' in text for text in texts):
+        return Missing("gptqmodel", "it reads folders of GPTQ checkpoints, and this is none")
+    python = os.environ.get(GPTQMODEL) or sys.executable
+    why = why_not(python, "gptqmodel", "gptqmodel", GPTQMODEL)
+    if why is not None:
+        return Missing("gptqmodel", why)
+    command = (python, str(WORKERS / "start.py"), "model_gptqmodel")
+    return Contender("gptqmodel", command, True, "the kernel it chooses, bfloat16 activations")
+
+
 def _llama_cpp(file: str) -> Contender | Missing:
     if Path(file).is_dir():
         return Missing("llama.cpp", "it reads GGUF files, and this is a folder")
     python = os.environ.get(INTERPRETER) or sys.executable
-    try:
-        found = subprocess.run(
-            [python, "-c", "import llama_cpp"], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        return Missing("llama.cpp", f"{INTERPRETER}={python} does not run: {error.strerror}")
-    if found.returncode:
-        last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
-        return Missing(
-            "llama.cpp",
-            f"{python} does not import llama_cpp ({last}); pip install llama-cpp-python,"
-            f" or name the interpreter that has it in {INTERPRETER}",
-        )
-    command = (python, str(_HERE / "peers_llama_cpp.py"))
+    why = why_not(python, "llama_cpp", "llama-cpp-python", INTERPRETER)
+    if why is not None:
+        return Missing("llama.cpp", why)
+    command = (python, str(WORKERS / "start.py"), "model_llama_cpp")
     note = "the package's defaults, n_batch = n_ubatch = 512"
     return Contender("llama.cpp", command, False, note)
+
+
+def why_not(python: str, module: str, package: str, variable: str) -> str | None:
+    """Why an interpreter cannot run a peer; None when it imports the peer's module.
+
+    Args:
+        python: the interpreter.
+        module: what it has to import.
+        package: what to install.
+        variable: of the environment, which names the interpreter.
+    """
+    try:
+        found = subprocess.run(
+            [python, "-c", f"import {module}"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return f"{variable}={python} does not run: {error.strerror}"
+    if not found.returncode:
+        return None
+    last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+    return (
+        f"{python} does not import {module} ({last}); pip install {package},"
+        f" or name the interpreter that has it in {variable}"
+    )
+
+
+def library_folder(python: str) -> str | None:
+    """Where an interpreter's llama-cpp-python has its libraries; None where it has none."""
+    code = (
+        "import importlib.util as u, os; "
+        "print(os.path.join(os.path.dirname(u.find_spec('llama_cpp').origin), 'lib'))"
+    )
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if found.returncode else found.stdout.strip()

@@ -1,201 +1,198 @@
-"""How fast weights become panels, beside what other decoders of the same bytes do.
+"""How fast stored weights become the CPU kernels' layout, beside other decoders of the same bytes.
 
-Comes in: ``python -m qcompile.bench.transforms [--ggml FILE] [type ...]``; ``FILE`` is a build of
-``libggml-base``, whose ``to_float`` is then timed too. Goes out: one line a type, GB of stored
-bytes a second: *edge*, the edge alone, to memory that is there; *pack*, the pass that streams runs
-of rows through it, to memory that the system has yet to hand out; *codes*, the way over one byte a
-code; *gguf*, ``gguf.dequantize`` of numpy; *ggml*, ``to_float`` on as many threads as the edge has,
-into a buffer that stays in a cache.
-Always holds: all figures of a line come from one run over the same bytes, which go round more
-memory than a cache holds; a figure is the median of at least five calls.
+Comes in: options. Goes out: a report: stored GB a second, by format and way (see
+``workers.own_transforms``).
+Always holds: ways of a format take turns over the same weights, in one process of pinned threads;
+ratios are medians over rounds of the ratio within a round.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import math
-import threading
-import warnings
-from collections.abc import Callable
+import dataclasses
+import datetime
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import gguf
-import numpy as np
-import torch
+from qcompile.bench.formats import WORDS, gguf_names
+from qcompile.bench.holds import Claim
+from qcompile.bench.machine import machine, versions
+from qcompile.bench.model_process import Process, started
+from qcompile.bench.peers import INTERPRETER, Contender, library_folder
+from qcompile.bench.tables import Row, aligned, heading, piped, short
 
-from qcompile import backends
-from qcompile.bench.linear import measure, pin_threads
-from qcompile.edge import Route, edges, find_route
-from qcompile.layout import QuantizedTensor, layout_of
-from qcompile.passes.weights.pack import pack
-from qcompile.schemes import scheme_of
-from qcompile.schemes.awq.layout import GEMM
-from qcompile.schemes.gguf.blocks import BLOCKS
-from qcompile.spec import AffineSpec, Spec
-from qcompile.weight import Rows, WeightRef
-
-_N, _K, _COPIES = 4096, 14336, 4
-_WORDS = {
-    "gptq 4 bits": ("gptq", 4, "sequential"),
-    "gptq act-order": ("gptq", 4, "permuted"),
-    "gptq 8 bits": ("gptq", 8, "sequential"),
-    "gptq 3 bits": ("gptq", 3, "sequential"),
-    "awq": (GEMM, 4, "sequential"),
-    "ct.packed": ("ct.packed", 4, "sequential"),
-}
+SHAPE = (4096, 14336)
+QUICK = ("q4_k", "q5_0", "q6_k", "q8_0", "gptq 4-bit")
+WAYS = ("edge", "pack", "codes", "gguf", "ggml")
+_HEAD = ("format", *(f"{way} GB/s" for way in WAYS), "edge / gguf", "edge / ggml")
+# What the CPU's edges have to reach: times as fast as numpy, and as ggml.
+_HELD, _NUMPY, _GGML = ("q4_k", "q5_0", "q6_k", "q8_0"), 20.0, 1.0
+Step = Callable[[str], object]
 
 
-def blocks(name: str, seed: int) -> QuantizedTensor:
-    """A weight of a GGUF type from random bytes."""
-    spec = BLOCKS[name].spec
-    return _random(spec, f"gguf.{name}", seed)
+@dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    Attributes:
+        formats: names.
+        shape: of weights.
+        copies: of a weight, which are gone round.
+        ggml: a build of libggml-base; None for that of ``QCOMPILE_LLAMA_CPP_PYTHON``, if any.
+        rounds, threads, urgent: as for kernels.
+    """
+
+    formats: tuple[str, ...]
+    shape: tuple[int, int]
+    copies: int
+    ggml: str | None
+    rounds: int
+    threads: int
+    urgent: bool
 
 
-def words(layout: str, bits: int, order: str, seed: int) -> QuantizedTensor:
-    """A weight in a scheme's words, from random bytes."""
-    spec = AffineSpec(bits, 128, "zero", torch.float16, order)  # type: ignore[arg-type]
-    weight = _random(spec, layout, seed)
-    if order == "permuted":
-        index = torch.arange(_K, dtype=torch.int32) // spec.group
-        weight.parts["g_idx"].copy_(index[torch.randperm(_K)])
-    return weight
+@dataclass
+class Report:
+    """Rates in bytes a second, one for each round, by format and way."""
+
+    options: Options
+    machine: dict[str, object]
+    date: str
+    versions: dict[str, str]
+    rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    ggml: str = ""
+
+    def ratio(self, format: str, peer: str) -> float | None:
+        """How many times as fast as a peer the edge is."""
+        rates = self.rates.get(format, {})
+        if peer not in rates:
+            return None
+        pairs = zip(rates["edge"], rates[peer], strict=True)
+        return statistics.median(edge / other for edge, other in pairs)
 
 
-def _random(spec: Spec, layout: str, seed: int) -> QuantizedTensor:
-    draw, parts = torch.Generator().manual_seed(seed), {}
-    for field in layout_of(layout).fields(spec, (_N, _K)):
-        data = torch.randint(0, 256, (field.nbytes,), generator=draw, dtype=torch.uint8)
-        parts[field.name] = data.view(field.dtype).view(field.shape)
-    return QuantizedTensor(spec, layout, (_N, _K), parts)
+def every_format() -> tuple[str, ...]:
+    """GGUF's types and the words of the other schemes."""
+    return (*gguf_names(), *WORDS)
 
 
-def rate(call: Callable[[QuantizedTensor], object], weights: list[QuantizedTensor]) -> float:
-    """Stored GB a second, the median."""
-    runners = [lambda w=weight: call(w) for weight in weights]
-    _, median = measure(runners, least=5, seconds=0.3)
-    return weights[0].nbytes / median / 1e9
+def steps(options: Options) -> int:
+    """How often ``measure`` reports."""
+    return len(options.formats) * (1 + options.rounds)
 
 
-def into(weight: QuantizedTensor, route: Route) -> Callable[[QuantizedTensor], object]:
-    """The direct edge, to the same parts every time."""
-    [edge], parts = route.edges, layout_of("cpu.panel").empty(route.spec, weight.shape)
-    assert edge.fill is not None
-    fill = edge.fill
-    return lambda given: fill(given, parts)
+def measure(options: Options, step: Step = lambda what: None) -> Report:
+    """Time every format."""
+    found = Report(options, machine(), datetime.date.today().isoformat(), versions("gguf", "numpy"))
+    found.ggml = _library(options.ggml)
+    module = "qcompile.bench.workers.own_transforms"
+    code = f"import sys; from {module} import main; main(sys.argv[1])"
+    worker = Contender("transforms", (sys.executable, "-c", code, found.ggml), True, "")
+    with started(worker, options.threads) as process:
+        for format in options.formats:
+            step(f"{format}: making weights")
+            _format(process, format, found, step)
+    return found
 
 
-def over_codes(weight: QuantizedTensor) -> Route:
-    """The route that unpacks to one byte a code."""
-    for edge in edges():
-        if edge.source == weight.layout and edge.dest in ("affine", "lookup"):
-            spec = edge.target_spec(weight.spec)
-            rest = None if spec is None else find_route(edge.dest, spec, "cpu.panel")
-            if spec is not None and rest is not None:
-                return Route((), weight.spec).then(edge, spec).joined(rest)
-    raise AssertionError(f"no edge from {weight.layout}")
+def _format(process: Process, format: str, report: Report, step: Step) -> None:
+    options, (n, k) = report.options, report.options.shape
+    made = process.ask("prepare", format=format, n=n, k=k, copies=options.copies)
+    if "refused" in made:
+        report.refused[format] = made["refused"]
+        return
+    process.ask("touch")
+    rates: dict[str, list[float]] = {way: [] for way in made["ways"]}
+    for number in range(options.rounds):
+        step(f"{format}: round {number + 1}")
+        for way, found in rates.items():
+            answer = process.ask("time", urgent=options.urgent, way=way, seconds=0.1)
+            found.append(made["bytes"] / statistics.median(answer["seconds"]))
+    report.rates[format] = rates
 
 
-def streamed(weight: QuantizedTensor, route: Route) -> QuantizedTensor:
-    """The weight through the pass that packs runs of rows."""
-
-    def read(rows: Rows) -> QuantizedTensor:
-        return weight.take_rows(rows)
-
-    stored = WeightRef("w", weight.spec, weight.layout, weight.shape, read, "memory")
-    return pack(stored, route)
-
-
-# **** others ****
+def _library(given: str | None) -> str:
+    """The file of libggml-base; empty where there is none."""
+    if given is not None:
+        return given
+    folder = library_folder(os.environ.get(INTERPRETER) or sys.executable)
+    if folder is None:
+        return ""
+    found = sorted(Path(folder).glob("*ggml-base.*"))
+    return str(found[0]) if found else ""
 
 
-def by_gguf(name: str) -> Callable[[QuantizedTensor], object]:
-    """``gguf.dequantize``."""
-    kind = gguf.GGMLQuantizationType[name.upper()]
-    return lambda weight: gguf.quants.dequantize(weight.parts["data"].numpy(), kind)
-
-
-class _Traits(ctypes.Structure):
-    """``ggml_type_traits`` of ggml.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("columns", ctypes.c_int64),
-        ("interleave", ctypes.c_int64),
-        ("bytes", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    )
-
-
-def by_ggml(file: str, name: str) -> Callable[[QuantizedTensor], object]:
-    """ggml's ``to_float``, four rows a call, the rows shared between threads."""
-    library = ctypes.CDLL(file)
-    library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
-    traits = library.ggml_get_type_traits(int(gguf.GGMLQuantizationType[name.upper()])).contents
-    assert traits.bytes == BLOCKS[name].spec.bytes, "another ggml_type_traits"
-    count, rows = torch.get_num_threads(), 4
-
-    def part(weight: QuantizedTensor, first: int, last: int) -> None:
-        out = np.empty(rows * _K, dtype=np.float32)
-        data = weight.parts["data"]
-        for row in range(first, last, rows):
-            here = data.data_ptr() + row * data.stride(0)
-            traits.to_float(here, out.ctypes.data, rows * _K)
-
-    def call(weight: QuantizedTensor) -> None:
-        step = -(-weight.shape[0] // (rows * count)) * rows
-        jobs = [
-            threading.Thread(target=part, args=(weight, at, min(at + step, weight.shape[0])))
-            for at in range(0, weight.shape[0], step)
-        ]
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-
-    return call
+def claims(report: Report) -> list[Claim]:
+    """What the edges have to reach."""
+    made = []
+    for format in (name for name in _HELD if name in report.rates):
+        work = f"{format} to cpu.panel"
+        made.append(Claim(work, "gguf.dequantize (numpy)", _NUMPY, report.ratio(format, "gguf")))
+        made.append(Claim(work, "ggml's to_float", _GGML, report.ratio(format, "ggml")))
+    return made
 
 
 # **** tables ****
 
 
-def _line(name: str, weights: list[QuantizedTensor], others: list[float]) -> None:
-    route = find_route(weights[0].layout, weights[0].spec, "cpu.panel")
-    assert route is not None
-    edge = rate(into(weights[0], route), weights)
-    codes = over_codes(weights[0])
-    found = [edge, rate(lambda w: streamed(w, route), weights), rate(codes.apply, weights)]
-    figures = "".join(f"{value:8.2f}" for value in (*found, *others))
-    ratios = "".join(f"{edge / value:8.1f}" for value in others if not math.isnan(value))
-    print(f"{name:16}{figures}   {ratios}", flush=True)
+def text(report: Report) -> str:
+    """The table for a terminal."""
+    n, k = report.options.shape
+    head = f"{n} x {k}, {report.options.threads} threads: GB of stored bytes a second, medians"
+    return "\n".join([head, "", *aligned(_rows(report)), *("", *_absent(report))]).rstrip()
 
 
-def main() -> None:
-    """Run the types named on the command line, or all."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ggml", default="")
-    parser.add_argument("types", nargs="*")
-    options = parser.parse_args()
-    backends.load("cpu").prepare()
-    for scheme in ("gguf", "gptq", "awq", "compressed_tensors"):
-        scheme_of(scheme)
-    wanted = {e.source.removeprefix("gguf.") for e in edges() if e.dest == "cpu.panel"}
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {_N} x {_K}; stored GB/s")
-    print(f"{'type':16}{'edge':>8}{'pack':>8}{'codes':>8}{'gguf':>8}{'ggml':>8}  edge / both")
-    warnings.simplefilter("ignore")
-    for name in (name for name in BLOCKS if name in wanted):
-        if options.types and name not in options.types:
-            continue
-        weights = [blocks(name, seed) for seed in range(_COPIES)]
-        others = [rate(by_gguf(name), weights)]
-        if options.ggml:
-            others.append(rate(by_ggml(options.ggml, name), weights))
-        _line(name, weights, others)
-    for name, facts in _WORDS.items():
-        if not options.types or name in options.types:
-            _line(name, [words(*facts, seed) for seed in range(_COPIES)], [])
+def markdown(report: Report) -> str:
+    """The same with the command, machine, versions and date."""
+    options, (n, k) = report.options, report.options.shape
+    how = f"{options.threads} threads, {n} x {k}, medians of {options.rounds} rounds in turns"
+    given = (command(options), report.date, report.machine, report.versions)
+    return "\n".join([*heading(*given, how, _absent(report)), *piped(_rows(report))])
 
 
-if __name__ == "__main__":
-    pin_threads("qcompile.bench.transforms")
-    main()
+def record(report: Report) -> dict[str, Any]:
+    """Everything that was measured."""
+    return {"command": command(report.options), **dataclasses.asdict(report)}
+
+
+def command(options: Options) -> str:
+    """The command line that measures the same."""
+    formats = " ".join(f'"{name}"' if " " in name else name for name in options.formats)
+    shape = "x".join(map(str, options.shape))
+    return (
+        f"qcompile bench transforms {formats} --shape {shape} --rounds {options.rounds} "
+        f"--threads {options.threads}"
+    )
+
+
+def _rows(report: Report) -> list[Row]:
+    rows: list[Row] = [_HEAD]
+    for format, rates in report.rates.items():
+        figures = (short(statistics.median(rates[w]) / 1e9) if w in rates else "-" for w in WAYS)
+        rows.append((format, *figures, *_factors(report, format)))
+    return rows
+
+
+def _factors(report: Report, format: str) -> Iterator[str]:
+    for peer in ("gguf", "ggml"):
+        factor = report.ratio(format, peer)
+        yield "-" if factor is None else short(factor)
+
+
+def _absent(report: Report) -> Iterable[str]:
+    if not report.ggml:
+        yield (
+            "ggml, not measured: no libggml-base; pip install llama-cpp-python, or name the "
+            f"interpreter that has it in {INTERPRETER}"
+        )
+    reasons: dict[str, list[str]] = {}
+    for format, why in report.refused.items():
+        # The layout's name says the format once more.
+        reasons.setdefault(why.replace(f"gguf.{format}", "it"), []).append(format)
+    for why, formats in reasons.items():
+        yield f"{', '.join(formats)}: {why}"

@@ -7,15 +7,13 @@ Always holds: building it imports none of the commands; every command has exampl
 from __future__ import annotations
 
 import argparse
-import importlib
-from typing import NoReturn, TypeAlias
 
-from qcompile.errors import OptionError
-
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+from qcompile.cli.bench_parser import add_bench
+from qcompile.cli.command import FILE as _FILE
+from qcompile.cli.command import Commands, Lazy, Parser
+from qcompile.cli.command import command as _command
 
 _POLICIES = "for sites without a kernel: error, dequantize or requantize"
-_FILE = "a GGUF file or a checkpoint folder"
 _CODES = """exit codes:
   0    done
   1    done, and the answer is no: doctor found that something required is missing
@@ -25,28 +23,6 @@ _CODES = """exit codes:
 QCOMPILE_CACHE, QCOMPILE_CXX, QCOMPILE_LOG, QCOMPILE_DUMP and others: see the README.
 Colours appear on terminals only; NO_COLOR=1 switches them off.
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are the family's own."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the arguments."""
-        raise OptionError(
-            "the command line", message, f"what {self.prog} --help lists", "correct the arguments"
-        )
-
-
-class Lazy:
-    """A command that is imported when it runs, so that ``--help`` is quick."""
-
-    def __init__(self, module: str, function: str) -> None:
-        self.module, self.function = module, function
-
-    def __call__(self, arguments: argparse.Namespace) -> int:
-        """Run the command; its exit code."""
-        module = importlib.import_module(f"qcompile.cli.{self.module}")
-        return int(getattr(module, self.function)(arguments))
 
 
 def parser() -> Parser:
@@ -59,7 +35,7 @@ def parser() -> Parser:
     )
     made.add_argument("--version", action="version", version=_version())
     commands = made.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_demo, _generate, _plan, _inspect, _eval, _bench, _doctor, _completion):
+    for add in (_demo, _generate, _plan, _inspect, _eval, add_bench, _doctor, _completion):
         add(commands)
     return made
 
@@ -68,20 +44,6 @@ def _version() -> str:
     import qcompile
 
     return f"qcompile {qcompile.__version__}"
-
-
-def _command(commands: Commands, name: str, about: str, examples: str, run: Lazy) -> Parser:
-    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
-    command = commands.add_parser(
-        name,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=f"examples:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("--debug", action="store_true", help="show tracebacks")
-    command.set_defaults(run=run)
-    return command
 
 
 def _demo(commands: Commands) -> None:
@@ -101,11 +63,19 @@ def _generate(commands: Commands) -> None:
         qcompile generate folder --prompt "The sea is" --dtype bfloat16 --tokens 200
         qcompile generate model.gguf --prompt "The sea is" --device npu:910b --emulate
         qcompile generate model.gguf --prompt "The sea is" --json > run.json
+        qcompile generate model.gguf --chat --system "Answer briefly."
+        qcompile generate model.gguf --chat --prompt "Why is the sea salty?"
     """
-    about = "continue a prompt"
+    about = "continue a prompt, or answer in a conversation"
     command = _command(commands, "generate", about, examples, Lazy("generate", "run_generate"))
     command.add_argument("file", help=_FILE)
-    command.add_argument("--prompt", required=True, help="text to continue")
+    command.add_argument("--prompt", help="text to continue; with --chat, one question")
+    command.add_argument(
+        "--chat",
+        action="store_true",
+        help="answer by the checkpoint's chat template: --prompt, or line by line what stdin says",
+    )
+    command.add_argument("--system", metavar="TEXT", help="what a conversation begins with")
     _generation(command)
 
 
@@ -199,77 +169,6 @@ def _eval(commands: Commands) -> None:
     _where(command)
     _running(command)
     command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _bench(commands: Commands) -> None:
-    examples = """
-        qcompile bench model model.gguf --quick
-        qcompile bench kernels --aot
-    """
-    about = "figures of kernels, or of a model beside peers"
-    command = _command(commands, "bench", about, examples, Lazy("bench", "run_kernels"))
-    parts = command.add_subparsers(required=True, metavar="WHAT")
-    _bench_kernels(parts)
-    _bench_model(parts)
-
-
-def _bench_kernels(commands: Commands) -> None:
-    examples = """
-        qcompile bench kernels --aot
-        qcompile bench kernels --aot --arch sm90 --only "w4 g128"
-        qcompile bench kernels --aot --arch sm80 --arch sm90 --json figures.json
-    """
-    about = "what kernels for a GPU need of it, compiled without one"
-    command = _command(commands, "kernels", about, examples, Lazy("bench", "run_kernels"))
-    command.add_argument("--aot", action="store_true", help="compile ahead of time")
-    command.add_argument("--arch", action="append", metavar="ARCH", help="sm80, sm90, ...")
-    command.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
-    command.add_argument("--json", metavar="FILE", help="write the figures as JSON")
-
-
-def _bench_model(commands: Commands) -> None:
-    examples = """
-        qcompile bench model model.gguf
-        qcompile bench model model.gguf --quick --against none
-        qcompile bench model model.gguf --against llama.cpp --numerics fast --markdown table.md
-        qcompile bench model folder --against transformers --batch 1,4 --json run.json --plots .
-    """
-    about = "speed, memory and outputs of a model beside peers, in turns"
-    command = _command(commands, "model", about, examples, Lazy("bench", "run_model"))
-    command.add_argument("file", help=_FILE)
-    command.add_argument(
-        "--device", default="cpu", metavar="TARGET", help="cpu, cuda, ...; peers run on a CPU only"
-    )
-    command.add_argument(
-        "--against",
-        metavar="PEERS",
-        help="llama.cpp,transformers (the default), some of them, or none;"
-        " QCOMPILE_LLAMA_CPP_PYTHON names the interpreter that has llama-cpp-python",
-    )
-    for name, about in (
-        ("--prompt-tokens", "tokens of a prompt (512)"),
-        ("--tokens", "tokens that follow (64)"),
-        ("--rounds", "rounds of turns (5)"),
-        ("--threads", "threads of each contender (all cores)"),
-        ("--compared", "tokens of text on which outputs are compared (128), or 0"),
-    ):
-        command.add_argument(name, type=int, metavar="N", help=about)
-    command.add_argument("--batch", default="1", metavar="N,N", help="sequences at once (1)")
-    command.add_argument("--dtype", default="float32", metavar="DTYPE", help="of our activations")
-    command.add_argument(
-        "--numerics", default="exact", metavar="NAME", help="exact, or fast: int8 activations"
-    )
-    command.add_argument(
-        "--quick", action="store_true", help="fewer and shorter rounds, llama.cpp alone"
-    )
-    command.add_argument(
-        "--urgent",
-        action="store_true",
-        help="measure with real-time priority (Linux, with the right to it)",
-    )
-    command.add_argument("--json", metavar="FILE", help="write everything measured as JSON")
-    command.add_argument("--markdown", metavar="FILE", help="write the tables as Markdown")
-    command.add_argument("--plots", metavar="FOLDER", help="write throughput by batch as SVG")
 
 
 def _doctor(commands: Commands) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import qcompile
 from qcompile.bench import model_table
-from qcompile.bench.model import Figures, Options, Report, measure, prompts, ratios, steps
-from qcompile.bench.model_plots import svg, write
+from qcompile.bench.model import Figures, Options, Report, Size, measure, prompts, ratios, steps
+from qcompile.bench.model_plots import against_batch, write
 from qcompile.bench.model_process import BenchError, pinned, started
 from qcompile.bench.peers import INTERPRETER, Contender, Missing, peers
 from qcompile.bench.synthetic import Shape
@@ -31,15 +31,19 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def report(batches: tuple[int, ...] = (1, 4)) -> Report:
+ONE, FOUR = Size(512, 1), Size(512, 4)
+
+
+def report(batches: tuple[int, ...] = (1, 4), prompts: tuple[int, ...] = (512,)) -> Report:
     own = Figures("qcompile", "ours", load=1.5, weights=10**6, top1=0.5, kl=0.25)
-    own.prefill, own.decode = {1: [100.0, 300.0, 200.0], 4: [400.0] * 3}, {1: [10.0] * 3, 4: [30.0]}
+    own.prefill = {ONE: [100.0, 300.0, 200.0], FOUR: [400.0] * 3}
+    own.decode = {ONE: [10.0] * 3, FOUR: [30.0]}
     own.versions = {"torch": "2.x"}
     peer = Figures("llama.cpp", "theirs")
-    peer.prefill, peer.decode = {1: [50.0, 100.0, 50.0]}, {1: [20.0, 5.0, 10.0]}
+    peer.prefill, peer.decode = {ONE: [50.0, 100.0, 50.0]}, {ONE: [20.0, 5.0, 10.0]}
     machine = {"processor": "a <processor>", "cores": 2, "memory": 2 << 30}
     missing = [Missing("transformers", "not here")]
-    options = Options("model.gguf", batches=batches, threads=2)
+    options = Options("model.gguf", prompts=prompts, batches=batches, threads=2)
     return Report(options, machine, "2026-01-02", [own, peer], missing)
 
 
@@ -122,6 +126,13 @@ def test_a_peer_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_peers_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"llama\.cpp, transformers"):
         peers(["vllm"], "model.gguf", "cpu")
+    (file,) = peers(["gptqmodel"], "model.gguf", "cpu")
+    assert isinstance(file, Missing)
+    assert "GPTQ" in file.reason
+    assert [p.name for p in peers(["torchao"], "model.gguf", "cpu")] == [
+        "torchao-int4",
+        "torchao-int8",
+    ]
     (folder,) = peers(["llama.cpp"], str(tmp_path), "cpu")
     assert isinstance(folder, Missing)
     assert "folder" in folder.reason
@@ -133,8 +144,8 @@ def test_peers_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_ratios_are_medians_of_rounds() -> None:
     own, peer = report().contenders
-    assert ratios(own, peer, 1) == (3.0, 1.0)  # of 2, 3, 4 and of 0.5, 2, 1
-    assert ratios(own, peer, 4) is None
+    assert ratios(own, peer, ONE) == (3.0, 1.0)  # of 2, 3, 4 and of 0.5, 2, 1
+    assert ratios(own, peer, FOUR) is None
 
 
 def test_prompts_are_the_same_everywhere() -> None:
@@ -146,7 +157,7 @@ def test_prompts_are_the_same_everywhere() -> None:
 def test_text() -> None:
     lines = model_table.text(report()).splitlines()
     assert max(map(len, lines)) <= 100
-    assert " ".join(lines[1].split()) == "qcompile 1 200 100 to 300 10.0 10.0 to 10.0"
+    assert " ".join(lines[1].split()) == "qcompile 512 1 200 100 to 300 10.0 10.0 to 10.0"
     assert lines[2].endswith("3.00x, 1.00x")
     assert lines[4].endswith("not measured")
     assert "transformers: not here" in lines
@@ -164,7 +175,9 @@ def test_markdown_and_json() -> None:
     tables = [line for line in shown.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in tables[:6]}) == 1
     content = json.loads(json.dumps(model_table.record(report())))
-    assert content["contenders"][0]["prefill"]["1"] == [100.0, 300.0, 200.0]
+    rates = content["contenders"][0]["rates"][0]
+    assert (rates["prompt"], rates["batch"]) == ONE
+    assert rates["prefill"] == [100.0, 300.0, 200.0]
     assert content["command"] in shown
 
 
@@ -174,20 +187,30 @@ def test_plots(tmp_path: Path) -> None:
         words = [node.text for node in root.iter() if node.tag.endswith("text")]
         assert words[-2:] == ["qcompile", "llama.cpp"]
         assert len([n for n in root.iter() if n.tag.endswith("circle")]) == 3
-    assert "a &lt;processor&gt;" in svg(report(), "decode")
+    assert "a &lt;processor&gt;" in against_batch(report(), "decode")
     with pytest.raises(OptionError):
         write(report(), tmp_path / "nothing")
+
+
+def test_plots_against_length(tmp_path: Path) -> None:
+    found = report(prompts=(512, 1024))
+    found.contenders[0].prefill[Size(1024, 1)] = [90.0] * 3
+    found.contenders[0].decode[Size(1024, 1)] = [9.0] * 3
+    names = [path.name for path in write(found, tmp_path)]
+    assert names == ["prefill.svg", "prefill-length.svg", "decode.svg", "decode-length.svg"]
+    root = xml.fromstring((tmp_path / "decode-length.svg").read_text(encoding="utf-8"))
+    assert len([n for n in root.iter() if n.tag.endswith("circle")]) == 3
 
 
 # **** the whole ****
 
 
 def test_measure(file: Path) -> None:
-    options = Options(str(file), against=(), prompt=16, tokens=3, batches=(2,), rounds=2)
+    options = Options(str(file), against=(), prompts=(16, 24), tokens=3, batches=(2,), rounds=2)
     seen: list[str] = []
     found = measure(options, seen.append)
     (own,) = found.contenders
-    assert set(own.prefill) == set(own.decode) == {2}
+    assert set(own.prefill) == set(own.decode) == {Size(16, 2), Size(24, 2)}
     assert all(len(values) == 2 and min(values) > 0 for values in own.prefill.values())
     assert own.load > 0
     assert own.compile > 0
@@ -200,7 +223,13 @@ def test_measure(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--tokens", "1"), ("--rounds", "0"), ("--batch", "1,x"), ("--dtype", "int8")],
+    [
+        ("--tokens", "1"),
+        ("--rounds", "0"),
+        ("--batch", "1,x"),
+        ("--prompt-tokens", "0"),
+        ("--dtype", "int8"),
+    ],
 )
 def test_refusals(file: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     assert main(["bench", "model", str(file), option, value]) == 2

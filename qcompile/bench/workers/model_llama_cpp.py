@@ -1,40 +1,29 @@
-"""The worker of llama.cpp, run by an interpreter that may have neither torch nor qcompile.
+"""A model in llama.cpp.
 
 Comes in: the requests of ``qcompile.bench.model_worker``, JSON lines on stdin. Goes out: one answer
 each. Always holds: tokens are chosen greedily from the logits of the last position, outside of any
-sampler; nothing but answers reaches the pipe.
+sampler.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import sys
 import time
 from typing import Any
 
-
-def memory(name: str) -> int:
-    """A figure of this process's memory as Linux tells it, in bytes; 0 where it does not."""
-    try:
-        with open("/proc/self/status", encoding="utf-8") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-    except (OSError, StopIteration):
-        return 0
+from .serve import memory, seconds_since_start, serve
 
 
 class Worker:
     """A model in llama.cpp."""
 
     def __init__(self) -> None:
-        begin = time.perf_counter()
         import llama_cpp  # type: ignore[import-not-found,unused-ignore]
         import numpy as np
 
         self.library: Any = llama_cpp
         self.np: Any = np
-        self.imported = time.perf_counter() - begin
+        self.imported = seconds_since_start()
         self.settings: dict[str, Any] = {}
         self.model: Any = None
 
@@ -92,19 +81,6 @@ class Worker:
         return int(values.argmax())
 
 
-def serve(worker: Any) -> None:
-    """Answer requests until the pipe closes."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not look like an answer
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = getattr(worker, request.pop("do"))(**request)
-        except Exception as error:  # told to the other side, which names the contender
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
+def main() -> None:
+    """Serve."""
     serve(Worker())
