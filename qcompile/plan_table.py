@@ -247,4 +247,6 @@ def wrapped(first: str, rest: str, text: str, limit: int | None) -> list[str]:
     """A text with an indent for its first line and one for the rest, cut at a width."""
     if limit is None:
         return [first + text]
-    return textwrap.wrap(text, limit, initial_indent=first, subsequent_indent=rest)
+    return textwrap.wrap(
+        text, limit, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )

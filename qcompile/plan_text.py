@@ -83,22 +83,31 @@ def kernel_totals(entries: Iterable[Entry]) -> list[KernelTotal]:
 
 
 def refusals(entries: Iterable[Entry], target: Target) -> list[str]:
-    """The distinct reasons why sites have no kernel, with how many sites each concerns."""
-    counts: dict[str, int] = {}
+    """The distinct reasons why sites have no kernel, with how many sites each concerns.
+
+    Kernels that refuse as many sites for the same reason share a line.
+    """
+    counts: dict[str, dict[str, int]] = {}
     for entry in entries:
-        reasons = [_reason(verdict) for verdict in entry.verdicts] or [
-            f"the backend {target.kind} has no kernel for {entry.site.kind} sites yet"
+        reasons = [(verdict.kernel, _reason(verdict)) for verdict in entry.verdicts] or [
+            ("", f"the backend {target.kind} has no kernel for {entry.site.kind} sites yet")
         ]
-        for reason in reasons:
-            counts[reason] = counts.get(reason, 0) + 1
-    return [f"{count} x {reason}" for reason, count in counts.items()]
+        for kernel, reason in reasons:
+            kernels = counts.setdefault(reason, {})
+            kernels[kernel] = kernels.get(kernel, 0) + 1
+    lines = []
+    for reason, kernels in counts.items():
+        for count in dict.fromkeys(kernels.values()):
+            alike = ", ".join(name for name, found in kernels.items() if found == count)
+            lines.append(f"{count} x {alike}{': ' if alike else ''}{reason}")
+    return lines
 
 
 def _reason(verdict: Verdict) -> str:
     if verdict.cost is None:
-        return f"{verdict.kernel}: {verdict.text}"
+        return verdict.text
     # Accepted alone, refused in company: one packed copy has to serve all sites of a weight.
-    return f"{verdict.kernel}: accepts, but another site of the same weight takes no such layout"
+    return "accepts, but another site of the same weight takes no such layout"
 
 
 def steps(route: Route) -> list[tuple[str, str | None]]:

@@ -148,7 +148,8 @@ def _reach(device: Device) -> str:
 def _packages(found: Sequence[Package], limit: int | None, paint: Paint) -> list[str]:
     here = [f"{p.name} {p.version}" for p in found if p.fits]
     lines = [paint("title", "packages"), *wrapped("  ", "  ", ", ".join(here), limit)]
-    lines += [paint("title", "missing, and what that costs")] if len(here) < len(found) else []
+    if len(here) < len(found):
+        lines += ["", paint("title", "missing, and what that costs")]
     told: set[str] = set()
     for package in found:
         if package.fits or (package.costs and package.costs in told and package.version is None):

@@ -16,6 +16,7 @@ from pathlib import Path
 import qcompile
 from qcompile.cli.screen import painter, say, width
 from qcompile.errors import OptionError, VerifyError
+from qcompile.plan_table import wrapped
 from qcompile.plan_text import size_text
 from qcompile.plans import Plan
 from qcompile.progress import reporter
@@ -46,7 +47,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if arguments.html:
         _write(arguments.html, plan.to_html(errors))
     if arguments.explain:
-        print(visible(plan.explain(arguments.explain)))
+        print("\n".join(_explained(plan, arguments.explain, width())))
     elif arguments.json:
         print(plan.to_json(errors))
     elif not arguments.html:
@@ -55,6 +56,15 @@ def run_plan(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         raise failure
     return 0
+
+
+def _explained(plan: Plan, site: str, limit: int | None) -> list[str]:
+    """Every kernel's verdict on a site, continued under the kernel's name."""
+    lines: list[str] = []
+    for line in plan.explain(site).splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += wrapped(indent, " " * 6, visible(line.lstrip()), limit)
+    return lines
 
 
 def _verified(

@@ -69,6 +69,8 @@ def _short(value: object) -> str:
         text = ascii(value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(value)} characters)"
     plain = _plain(value)
+    if isinstance(plain, str):  # told by its length
+        return plain
     text = ascii(plain)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

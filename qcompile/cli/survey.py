@@ -35,7 +35,7 @@ _COSTS: dict[str, tuple[str, str]] = {
 }
 _TOLD = re.compile("avx2|avx512|amx|fma$|f16c|asimd|sve|bf16|i8mm")  # features of a processor
 # What this project's own tests and lints need is no business of a user's.
-_DEVELOPERS = "test"
+_DEVELOPERS = ("test", "docs")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _requirements() -> dict[str, tuple[str, str]]:
         package, _, marker = line.partition(";")
         extra = re.search(r"extra == ['\"]([^'\"]+)", marker)
         match = re.match(r"\s*([A-Za-z0-9._-]+)(\[[^]]*\])?\s*(.*?)\s*$", package)
-        if match and match[1] != "qcompile" and (not extra or extra[1] != _DEVELOPERS):
+        if match and match[1] != "qcompile" and (not extra or extra[1] not in _DEVELOPERS):
             found.setdefault(match[1], (match[3].strip("() "), extra[1] if extra else ""))
     return found
 

@@ -111,7 +111,7 @@ def test_no_common_layout_is_told_apart_from_a_refusal() -> None:
     tied = weight("embed.weight")
     entries = choose([EmbeddingSite("embed", tied), LinearSite("head", tied)], kernels)
     assert names(entries) == ["no kernel", "no kernel"]
-    with pytest.raises(PlanError, match="rows: accepts, but another site of the same weight"):
+    with pytest.raises(PlanError, match="rows, dot: accepts, but another site of the same weight"):
         require_kernels(Plan(TARGET, "gguf", "file", entries))
 
 
