@@ -16,7 +16,7 @@ from qcompile.bench.kernel_run import Line, Report, lines_of, ratio
 from qcompile.bench.tables import Row, aligned, piped
 
 _FOUR_BITS = ("4-bit g32", "4-bit g128", "q4_0", "q4_k", "nf4 g64", "iq4_nl", "mxfp4")
-_STREAMED = ("4-bit g32", "4-bit g128", "q4_k", "q5_0", "q6_k")
+STREAMED = ("4-bit g32", "4-bit g128", "q4_k", "q5_0", "q6_k")
 BANDWIDTH, PEER, TORCH = 0.75, 1.3, 1.0
 HEAD: Row = ("work", "against", "wanted", "found", "holds")
 
@@ -48,7 +48,7 @@ def of_kernels(report: Report) -> list[Claim]:
     for kernel in dict.fromkeys(line.contender for line in own):
         mine = [line for line in own if line.contender == kernel]
         for format in dict.fromkeys(line.case.format for line in mine):
-            if format in _STREAMED:
+            if format in STREAMED:
                 claims += _of_format(report, kernel, [m for m in mine if m.case.format == format])
     return claims
 

@@ -68,6 +68,42 @@ def markdown(report: Report) -> str:
     )
 
 
+def summary(report: Report) -> str:
+    """A line a kernel and weight: what one row streams, and how many rows compare."""
+    options, counts = report.options, report.options.rows
+    head = ("kernel", "weight", *(_column(n) for n in counts))
+    rows: list[Row] = [head]
+    found: dict[tuple[str, Case], dict[int, Line]] = {}
+    for line in lines_of(report, own=True):
+        found.setdefault((line.contender, line.case), {})[line.rows] = line
+    for (kernel, case), lines in found.items():
+        rows.append((kernel, str(case), *(_cell(report, lines.get(n)) for n in counts)))
+    how = (
+        f"{options.threads} threads each, {options.dtype} activations, weights gone round over "
+        f"{options.rotated / 1e6:.0f} MB, medians of {options.rounds} rounds in turns"
+    )
+    given = (command(options), report.date, report.machine, report.versions)
+    return "\n".join([*heading(*given, how, (_limits(report),)), *piped(rows), "", _SUMMARY])
+
+
+_SUMMARY = """One row of activations is told by the bytes it streams, more rows by how many times as
+fast they are as torch's bfloat16 `F.linear` and as the fastest peer of the same format."""
+
+
+def _column(rows: int) -> str:
+    return "M=1: GB/s (of read)" if rows == 1 else f"M={rows}: x torch, x peer"
+
+
+def _cell(report: Report, line: Line | None) -> str:
+    if line is None:
+        return "-"
+    if line.rows == 1:
+        return f"{line.read / line.seconds / 1e9:.1f} ({report.of_bandwidth(line):.0%})"
+    factor, best = report.against(line, BASELINE), report.best(line)
+    beside = "-" if best is None else f"{ratio(line, best):.2f} ({best.contender})"
+    return f"{'-' if factor is None else f'{factor:.2f}'}, {beside}"
+
+
 def record(report: Report) -> dict[str, Any]:
     """Everything that was measured."""
     return {
