@@ -36,7 +36,7 @@ def page(plan_json: str) -> str:
         policy=_policy(script),
         title=escape(f"qcompile plan: {PurePath(plan['source']).name}"),
         name=escape(PurePath(plan["source"]).name),
-        source=escape(plan["source"]),
+        source=_folder(plan["source"]),
         pills=_pills(plan),
         memory=_memory(plan, colours),
         kernels=_kernels(plan, colours),
@@ -54,6 +54,11 @@ def page(plan_json: str) -> str:
         measured=" and measured on the stored bytes" if verified else " alone",
         script=script,
     )
+
+
+def _folder(source: str) -> str:
+    """The whole path, where it says more than the name."""
+    return "" if PurePath(source).name == source else f'<p class="mono">{escape(source)}</p>\n'
 
 
 def _asset(name: str) -> str:
