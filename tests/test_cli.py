@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 from support.gguf_bytes import STRING, gguf, key, tensor, text
+from support.templates import with_template
 from support.zoo import DATA, ROOT
 
 from qcompile import verify
@@ -190,18 +190,6 @@ def test_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def with_template(folder: Path) -> Path:
-    """The small model with a chat template; data stays aligned to 32 bytes."""
-    data = FILE.read_bytes()
-    [count] = struct.unpack_from("<Q", data, 16)
-    name = "tokenizer.chat_template"
-    padding = " " * (-len(key(name, STRING, text(TEMPLATE))) % 32)
-    entry = key(name, STRING, text(TEMPLATE + padding))
-    path = folder / "template.gguf"
-    path.write_bytes(data[:16] + struct.pack("<Q", count + 1) + entry + data[24:])
-    return path
-
-
 def forbid_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     import jinja2
 
@@ -215,7 +203,7 @@ def test_generate_streams_and_renders_no_template(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_templates(monkeypatch)
-    path = with_template(tmp_path)
+    path = with_template(tmp_path / "template.gguf", TEMPLATE)
     options = ("--prompt", "Once", "--tokens", "3", "--emitter", "eager", "--verify")
     assert main(["generate", str(path), *options]) == 0
     said = capsys.readouterr()
@@ -243,7 +231,7 @@ def test_what_a_file_says_reaches_the_terminal_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_templates(monkeypatch)
-    assert main(["inspect", str(with_template(tmp_path))]) == 0
+    assert main(["inspect", str(with_template(tmp_path / "template.gguf", TEMPLATE))]) == 0
     said = capsys.readouterr().out
     assert "raise_exception('rendered')" in said
     keys = [

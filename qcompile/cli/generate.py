@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import qcompile
 from qcompile.cli.screen import say, width
-from qcompile.errors import OptionError, nearest
+from qcompile.errors import OptionError, SchemeError, nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,13 +65,68 @@ class Clock:
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
-    """Continue a prompt with a checkpoint's model."""
+    """Continue a prompt with a checkpoint's model, or answer in a conversation."""
+    if arguments.chat:
+        from qcompile.cli.chat import chat
+
+        chat(arguments)
+        return 0
+    if arguments.system is not None:
+        raise OptionError("--system", "given without --chat", "a conversation", "add --chat")
+    if arguments.prompt is None:
+        raise OptionError(
+            "the command line", "no --prompt", "--prompt TEXT, or --chat", "say what to continue"
+        )
     generate(arguments.file, arguments.prompt, arguments)
     return 0
 
 
 def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> None:
     """Load a checkpoint, say what was planned, generate, say how fast."""
+    ready = load(path, arguments)
+    ids = _tokens(ready.tokenizer, prompt)
+    compiled = compile_for(ready, ids)
+    if not arguments.json:
+        print(prompt, end="", flush=True)
+    clock, made = stream(ready, ids, arguments)
+    report = ready.report(clock, ids, compiled)
+    say(report.text)
+    if arguments.json:
+        print(as_json(path, ready, {"prompt": prompt, "text": ready.text(made, ids)}, report))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A compiled model with its tokenizer.
+
+    Attributes:
+        model, tokenizer: what ``qcompile.load`` returned.
+        bar: counts the time of packing.
+        seconds: what loading took, without packing.
+    """
+
+    model: Any
+    tokenizer: Any
+    bar: Bar
+    seconds: float
+
+    def report(self, clock: Clock, ids: torch.Tensor, compiled: float) -> Report:
+        """How long a run took that began with ``ids``."""
+        graphs = self.model.qcompile.compiles
+        return Report(clock, ids.shape[1], self.seconds, self.bar.seconds, compiled, graphs)
+
+    def text(self, made: torch.Tensor, ids: torch.Tensor) -> str:
+        """What was made beyond ``ids``."""
+        text: str = self.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        return text
+
+
+def load(path: str | Path, arguments: argparse.Namespace) -> Loaded:
+    """Load a checkpoint and say what was planned.
+
+    Raises:
+        SchemeError: it has no tokenizer.
+    """
     dtype = dtype_of(arguments.dtype)
     if arguments.tokens < 1:
         raise OptionError("--tokens", str(arguments.tokens), "1 or more", "ask for some tokens")
@@ -89,28 +144,32 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
         numerics=arguments.numerics,
         progress=bar,
     )
-    loaded = time.perf_counter() - begin - bar.seconds
+    if tokenizer is None:
+        raise SchemeError(
+            str(path), "no tokenizer", "tokenizer.json beside the weights", "download it too"
+        )
+    seconds = time.perf_counter() - begin - bar.seconds
     session: Any = model.qcompile
     say(session.plan.text(width(sys.stderr)))
     if arguments.verify:
         say(f"verified {len(session.verification)} sites; worst: {session.verification[0]}")
-    ids = _tokens(tokenizer, prompt)
-    say(f"tracing and compiling for {session.plan.target} ({session.plan.emitter}) ...")
+    return Loaded(model, tokenizer, bar, seconds)
+
+
+def compile_for(ready: Loaded, ids: torch.Tensor) -> float:
+    """Trace and compile what a run needs; the seconds it took, without packing."""
+    plan, bar = ready.model.qcompile.plan, ready.bar
+    say(f"tracing and compiling for {plan.target} ({plan.emitter}) ...")
     packed_before, begin = bar.seconds, time.perf_counter()
-    _run(model, ids, 3, None)
-    compiled = time.perf_counter() - begin - (bar.seconds - packed_before)
-    clock, made = _stream(model, tokenizer, ids, prompt, arguments)
-    report = Report(clock, ids.shape[1], loaded, bar.seconds, compiled, session.compiles)
-    say(report.text)
-    if arguments.json:
-        text = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-        facts = {
-            "file": str(path),
-            "prompt": prompt,
-            "text": text,
-            "target": str(session.plan.target),
-        }
-        print(json.dumps(facts | {"emitter": session.plan.emitter} | report.facts, indent=2))
+    _run(ready.model, ids, 3, None)
+    return time.perf_counter() - begin - (bar.seconds - packed_before)
+
+
+def as_json(path: str | Path, ready: Loaded, said: dict[str, object], report: Report) -> str:
+    """What was said, and what was measured."""
+    plan = ready.model.qcompile.plan
+    facts = {"file": str(path), **said, "target": str(plan.target), "emitter": plan.emitter}
+    return json.dumps(facts | report.facts, indent=2)
 
 
 def peak_memory() -> int:
@@ -160,19 +219,18 @@ def _run(model: Any, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> 
     )
 
 
-def _stream(
-    model: Any, tokenizer: Any, ids: torch.Tensor, prompt: str, arguments: argparse.Namespace
+def stream(
+    ready: Loaded, ids: torch.Tensor, arguments: argparse.Namespace
 ) -> tuple[Clock, torch.Tensor]:
     """Generate, printing text as it comes unless JSON was asked for; times and all ids."""
     from transformers import TextStreamer
 
     text = None
     if not arguments.json:
-        print(prompt, end="", flush=True)
-        text = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        text = TextStreamer(ready.tokenizer, skip_prompt=True, skip_special_tokens=True)
     clock = Clock(text)
     clock.times.append(time.perf_counter())
-    return clock, _run(model, ids, arguments.tokens, clock)
+    return clock, _run(ready.model, ids, arguments.tokens, clock)
 
 
 @dataclass(frozen=True)
