@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
+import textwrap
 from typing import NoReturn, TypeAlias
 
 from qcompile.errors import OptionError
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 FILE = "a GGUF file or a checkpoint folder"
+
+
+# A word of shell with what it quotes.
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
+_WIDEST = 78
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,13 +45,29 @@ class Lazy:
         return int(getattr(module, self.function)(arguments))
 
 
+def folded(line: str) -> str:
+    r"""A line of shell, continued where a terminal of 80 characters ends.
+
+    >>> print(folded("qcompile plan 'a b' " + "--" + 54 * "x" + " --html OUT"))
+      qcompile plan 'a b' --xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx \
+          --html OUT
+    """
+    lines = [" "]
+    for word in _WORD.findall(line):
+        if len(lines[-1]) + 1 + len(word) > _WIDEST:
+            lines[-1] += " \\"
+            lines.append("     ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
 def command(commands: Commands, name: str, about: str, examples: str, run: Lazy) -> Parser:
     """Add a command."""
-    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+    lines = "\n".join(map(folded, examples.strip().splitlines()))
     made = commands.add_parser(
         name,
         help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
+        description=textwrap.fill(f"{about[0].upper()}{about[1:]}.", _WIDEST),
         epilog=f"examples:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

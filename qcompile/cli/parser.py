@@ -16,11 +16,12 @@ from qcompile.cli.command import command as _command
 _POLICIES = "for sites without a kernel: error, dequantize or requantize"
 _CODES = """exit codes:
   0    done
-  1    done, and the answer is no: doctor found that something required is missing
+  1    done, and the answer is no: doctor found something required missing
   2    an error, told on stderr
   130  interrupted
 
-QCOMPILE_CACHE, QCOMPILE_CXX, QCOMPILE_LOG, QCOMPILE_DUMP and others: see the README.
+QCOMPILE_CACHE, QCOMPILE_CXX, QCOMPILE_LOG, QCOMPILE_DUMP and others are in
+docs/verify.md and docs/backends.md.
 Colours appear on terminals only; NO_COLOR=1 switches them off.
 """
 
