@@ -84,14 +84,23 @@ def test_without_the_package(
     assert 'pip install "qcompile[completion]"' in capsys.readouterr().err
 
 
-def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def shown_examples(text: str) -> list[str]:
+    """The examples at the end of a help, each on one line."""
+    examples = text.partition("\nexamples:\n")[2].replace("\\\n", "")
+    return [line.strip() for line in examples.splitlines()]
+
+
+def test_every_command_has_help_with_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0
         text = capsys.readouterr().out
-        lines = text.partition("\nexamples:\n")[2].splitlines()
-        examples = [line.strip() for line in lines]
+        assert max(map(len, text.splitlines())) <= 80
+        examples = shown_examples(text)
         assert examples
         for example in examples:
             assert example.startswith(f"qcompile {command}")
@@ -102,7 +111,7 @@ def test_every_example_parses(capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         with pytest.raises(SystemExit):
             made.parse_args([command, "--help"])
-        for line in capsys.readouterr().out.partition("\nexamples:\n")[2].splitlines():
+        for line in shown_examples(capsys.readouterr().out):
             words = shlex.split(line)[1:]
             stop = min([i for i, word in enumerate(words) if word in "|>"], default=len(words))
             assert callable(made.parse_args(words[:stop]).run)
