@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.llama import IDS, exact_llama, llama_config, llama_layers, write_ll
 from support.pack_awq import Awq, awq
 from support.pack_compressed import Compressed, compressed_config, integer_weights, pack_quantized
 from support.pack_gptq import Gptq, auto_round_config, gptq
-from support.packers import Layers
+from support.packers import Layers, Packed
 from support.zoo import DATA, relative_l2
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +54,7 @@ def load(folder: Path, *, dtype: Any = torch.float32, more: Any = None, **option
 def folder_of(kind: str, folder: Path, **changes: Any) -> tuple[Path, Any, Layers]:
     """A quantized Llama of a scheme: folder, configuration, layers."""
     config = llama_config(**changes)
-    packed = {
+    packed: Callable[[int, int, int], Packed] = {
         "gptq": lambda n, k, seed: gptq(n, k, BASE, seed),
         "awq": lambda n, k, seed: awq(n, k, Awq(32), seed),
         "auto_round": lambda n, k, seed: gptq(n, k, ROUND, seed),
@@ -101,7 +102,7 @@ class Made(TorchDispatchMode):
     """Notes the shapes of floats with values."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shapes: set[tuple[int, ...]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ TEXTS = [
 ]
 
 
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of calls that begin together, each in a thread of its own."""
     gate = threading.Barrier(len(calls))
 
@@ -42,25 +43,26 @@ def test_generate_in_threads(tmp_path: Path, emitter: str) -> None:
     given = [tokenizer(text, return_tensors="pt") for text in TEXTS]
     options = {"max_new_tokens": 10, "do_sample": False}
     expected = [exact.generate(**ids, **options) for ids in given]
+    calls = [functools.partial(model.generate, **ids, **options) for ids in given]
     for _ in range(2):
-        made = at_once([lambda ids=ids: model.generate(**ids, **options) for ids in given])
+        made = at_once(calls)
         for one, other in zip(made, expected, strict=True):
             assert torch.equal(one, other)
     graphs = model.qcompile.compiles
-    at_once([lambda ids=ids: model.generate(**ids, **options) for ids in given])
+    at_once(calls)
     assert model.qcompile.compiles == graphs
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_two_models_compile_at_once() -> None:
     torch._dynamo.reset()
-    models = []
+    models: list[Any] = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         stack = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
         models.append(qcompile.optimize(stack, scheme="rtn", bits=8, group_size=32))
     x = torch.randn(3, 64)
-    calls = [lambda m=model: m(x) for model in models for _ in range(3)]
+    calls = [functools.partial(model, x) for model in models for _ in range(3)]
     found = at_once(calls)
     for number, model in enumerate(models):
         for made in found[3 * number : 3 * number + 3]:
