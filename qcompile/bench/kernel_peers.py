@@ -58,14 +58,17 @@ def baseline() -> Contender:
 
 def limits() -> Contender:
     """Reads memory, and multiplies large squares."""
-    return _contender("limits", sys.executable, ("limits",))
+    return _own("limits", "own_limits", (), "")
 
 
 def own(kernel: str, target: str, dtype: str) -> Contender:
     """A kernel of this package."""
-    module = "qcompile.bench.workers.own_linear"
-    code = f"import sys; from {module} import main; main(*sys.argv[1:])"
-    return Contender(kernel, (sys.executable, "-c", code, kernel, target, dtype), True, dtype)
+    return _own(kernel, "own_linear", (kernel, target, dtype), dtype)
+
+
+def _own(name: str, worker: str, arguments: tuple[str, ...], note: str) -> Contender:
+    code = f"import sys; from qcompile.bench.workers.{worker} import main; main(*sys.argv[1:])"
+    return Contender(name, (sys.executable, "-c", code, *arguments), True, note)
 
 
 def peers(names: Sequence[str]) -> list[Contender | Missing]:

@@ -20,7 +20,8 @@ _GREY = "#555"
 
 def write(report: Report, folder: str | Path) -> list[Path]:
     """Write ``roofline.svg`` and ``rows-NxK-FORMAT.svg`` for every linear; their paths."""
-    place, made = folder_of(folder), []
+    place = folder_of(folder)
+    made: list[Path] = []
     linear = [line for line in report.lines if line.case.kind == "linear"]
     if not linear:
         return made

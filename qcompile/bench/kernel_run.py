@@ -203,7 +203,8 @@ def _case(case: Case, limit: Process, runs: list[Process], report: Report, step:
         name = process.contender.name
         step(f"{case}: {name}")
         given = {"kind": case.kind, "format": case.format, "n": case.n, "k": case.k}
-        answer = _ask(process, report, str(case), "prepare", rotated=options.rotated, **given)
+        more = {"rotated": options.rotated, "urgent": options.urgent}
+        answer = _ask(process, report, str(case), "prepare", **given, **more)
         if answer is not None:
             facts[name] = answer
     for rows in options.rows:

@@ -133,18 +133,29 @@ def _llama_cpp(file: str) -> Contender | Missing:
     return Contender("llama.cpp", command, False, note)
 
 
+_FIND = """
+import sys
+from importlib.util import find_spec
+missing = [name for name in sys.argv[1:] if find_spec(name) is None]
+sys.exit(f"ModuleNotFoundError: {', '.join(missing)}" if missing else 0)
+"""
+
+
 def why_not(python: str, module: str, package: str, variable: str) -> str | None:
-    """Why an interpreter cannot run a peer; None when it imports the peer's module.
+    """Why an interpreter cannot run a peer; None when it finds the peer's module.
+
+    Nothing is imported, which takes seconds: a module that is there and broken is told when the
+    peer's process starts.
 
     Args:
         python: the interpreter.
-        module: what it has to import.
+        module: what it has to find; several with commas.
         package: what to install.
         variable: of the environment, which names the interpreter.
     """
     try:
         found = subprocess.run(
-            [python, "-c", f"import {module}"], capture_output=True, text=True, check=False
+            [python, "-c", _FIND, *module.split(", ")], capture_output=True, text=True, check=False
         )
     except OSError as error:
         return f"{variable}={python} does not run: {error.strerror}"
@@ -152,7 +163,7 @@ def why_not(python: str, module: str, package: str, variable: str) -> str | None
         return None
     last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
     return (
-        f"{python} does not import {module} ({last}); pip install {package},"
+        f"{python} does not find {module} ({last}); pip install {package},"
         f" or name the interpreter that has it in {variable}"
     )
 

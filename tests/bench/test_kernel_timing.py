@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_measure() -> None:
 
 def test_the_worker_of_a_kernel_refuses_in_its_words() -> None:
     with started(own("cpu.panel_linear", "cpu", "float32"), 1) as process:
-        given = {"kind": "linear", "n": 8, "k": 256, "rotated": 1}
+        given: dict[str, Any] = {"kind": "linear", "n": 8, "k": 256, "rotated": 1}
         answer = process.ask("prepare", format="iq1_s", **given)
         assert "cpu.panel" in answer["refused"]
     with started(limits(), 1) as process:

@@ -70,7 +70,6 @@ class Ggml:
         moved = (None, Pointer, Pointer, Size, Size)
         self.write = _function(base, "ggml_backend_tensor_set", *moved)
         self.read = _function(base, "ggml_backend_tensor_get", *moved)
-        self.nbytes = _function(base, "ggml_nbytes", Size, Pointer)
         numbers = (ctypes.c_int, Pointer, Pointer, Long, Long, Long, Pointer)
         self.quantize = _function(base, "ggml_quantize_chunk", Size, *numbers)
         self._supports = _function(
@@ -97,7 +96,8 @@ class Ggml:
         if not found:
             return []
         give = ctypes.CFUNCTYPE(ctypes.POINTER(Pointer), Pointer)(found)
-        kinds, listed = [], give(device(registry, 0))
+        kinds: list[int] = []
+        listed = give(device(registry, 0))
         for kind in iter(lambda: listed[len(kinds)], None):
             kinds.append(kind)
         return kinds

@@ -19,7 +19,7 @@ _PRODUCTS = "int8"
 
 def build(format: str, n: int, k: int, rotated: int) -> Built:
     """Pack codes and scales."""
-    import auto_round_kernel as kernels  # type: ignore[import-not-found,unused-ignore]
+    import auto_round_kernel as kernels
 
     if format not in _FORMATS:
         raise Refused(f"no kernel for {format}")

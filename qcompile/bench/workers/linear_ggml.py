@@ -17,6 +17,7 @@ from .ggml import FLOAT32, TYPES, Ggml, library_folder
 from .rounds import Built, LinearWorker, copies_for
 from .serve import Refused, serve
 
+_MADE = 256  # rows that are quantized; a weight repeats them
 _SAME = {"4-bit g32": "q4_0"}  # formats of other names with the same codes and scales
 
 
@@ -35,18 +36,17 @@ class Builder:
         name = _SAME.get(format, format)
         if name not in TYPES:
             raise Refused(f"no kernel for {format}")
-        weights = np.random.default_rng(n + k).standard_normal((n, k), dtype=np.float32) * 0.02
-        ggml = self.ggml
-        data = np.empty(n * k * 2, np.uint8)
-        size = ggml.quantize(TYPES[name], weights.ctypes.data, data.ctypes.data, 0, n, k, None)
-        kind, values = self._kind(TYPES[name], n, k), self._values(data, TYPES[name], n, k)
+        ggml, kind = self.ggml, self._kind(TYPES[name], n, k)
+        some, values = self._rows(TYPES[name], min(n, _MADE), k)
+        data = np.ascontiguousarray(np.tile(some, (-(-n // len(some)), 1))[:n])
+        size = data.nbytes
         copies = [
             self._put(TYPES[name], n, k, kind, data, size) for _ in range(copies_for(size, rotated))
         ]
         products = _Products(self, copies, k)
         given = products.activations(8)
         wanted = given @ values.T
-        found = products.result(0, 8, n)
+        found = products.result(0, 8, n)[:, : len(values)]
         error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
         note = f"{name} in a buffer of kind {ggml.named(kind).decode()}"
         return Built(products.call, len(copies), size, error, note)
@@ -86,13 +86,19 @@ class Builder:
         self.ggml.write(weight, data.ctypes.data, 0, size)
         return weight
 
-    def _values(self, data: Any, number: int, n: int, k: int) -> Any:
+    def _rows(self, number: int, rows: int, k: int) -> tuple[Any, Any]:
+        """Quantized rows, uint8, and what they mean, float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        kind = GGMLQuantizationType(number)
-        size = self.ggml.nbytes(self.ggml.matrix(self.described(), number, k, n))
-        return dequantize(data[:size].reshape(n, -1), kind)
+        weights = np.random.default_rng(k).standard_normal((rows, k), dtype=np.float32) * 0.02
+        data = np.empty(rows * k * 2, np.uint8)
+        given = weights.ctypes.data, data.ctypes.data
+        size = self.ggml.quantize(number, *given, 0, rows, k, None)
+        found = data[:size].reshape(rows, -1)
+        decode: Any = dequantize
+        kind: Any = GGMLQuantizationType
+        return found, decode(found, kind(number))
 
     def _clear(self) -> None:
         for buffer in self.buffers:

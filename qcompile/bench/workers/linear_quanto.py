@@ -13,23 +13,23 @@ from torch import nn
 
 from .rounds import Built, LinearWorker
 from .serve import Refused, serve
-from .torch_weights import built, floats
+from .torch_weights import CHECKED, built, floats
 
 _FORMATS = {"4-bit g128": "qint4", "8-bit row": "qint8", "fp8 row": "qfloat8"}
 
 
 def build(format: str, n: int, k: int, rotated: int) -> Built:
     """Quantize a float weight."""
-    from optimum import quanto  # type: ignore[import-not-found,unused-ignore]
+    from optimum import quanto
 
     if format not in _FORMATS:
         raise Refused(f"no kernel for {format}")
-    layers = nn.Sequential(nn.Linear(k, n, bias=False, dtype=torch.bfloat16))
+    layers: Any = nn.Sequential(nn.Linear(k, n, bias=False, dtype=torch.bfloat16))
     layers[0].weight.data.copy_(floats(n, k))
     quanto.quantize(layers, weights=getattr(quanto, _FORMATS[format]))
     quanto.freeze(layers)
     weight: Any = layers[0].weight.detach()
-    values = weight.dequantize().float()
+    values = weight.dequantize()[:CHECKED].float()
     note = type(weight).__name__
     return built(nn.functional.linear, weight, values, torch.bfloat16, rotated, note)
 

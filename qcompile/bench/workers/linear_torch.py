@@ -8,21 +8,26 @@ Always holds: *bf16* takes every format and is what tables compare with; *aten* 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
 from .rounds import Build, Built, LinearWorker
 from .serve import Refused, serve
-from .torch_weights import affine, built, floats, values_of
+from .torch_weights import CHECKED, affine, built, floats, values_of
 
 _BF16 = torch.bfloat16
+Product = Callable[..., torch.Tensor]
 _GROUPS = {"4-bit g32": 32, "4-bit g128": 128}
 
 
 def bf16(format: str, n: int, k: int, rotated: int) -> Built:
     """``F.linear``."""
     weight = floats(n, k).to(_BF16)
-    return built(functional.linear, weight, weight.float(), _BF16, rotated, "bfloat16 weights")
+    return built(
+        functional.linear, weight, weight[:CHECKED].float(), _BF16, rotated, "bfloat16 weights"
+    )
 
 
 def embed(format: str, n: int, k: int, rotated: int) -> Built:
@@ -57,7 +62,8 @@ def aten(format: str, n: int, k: int, rotated: int) -> Built:
     pairs = torch.stack([steps, torch.zeros_like(steps)], -1).transpose(0, 1).contiguous()
 
     def product(x: torch.Tensor, parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, parts[0], group, parts[1])
+        op: Product = torch.ops.aten._weight_int4pack_mm_for_cpu
+        return op(x, parts[0], group, parts[1])
 
     note = "_weight_int4pack_mm_for_cpu, bfloat16 activations"
     return built(product, (packed, pairs), values_of(codes, scale, 4), _BF16, rotated, note)
@@ -71,7 +77,8 @@ def dynamic(format: str, n: int, k: int, rotated: int) -> Built:
     packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pairs, scale.to(_BF16), None, group, k, n)
 
     def product(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten._dyn_quant_matmul_4bit(x, part, group, k, n)
+        op: Product = torch.ops.aten._dyn_quant_matmul_4bit
+        return op(x, part, group, k, n)
 
     note = "_dyn_quant_matmul_4bit, activations rounded to 8 bits"
     values = values_of(codes, scale, 4)

@@ -18,7 +18,7 @@ class Worker(HfModel):
 
     def __init__(self) -> None:
         super().__init__()
-        import gptqmodel  # type: ignore[import-not-found,unused-ignore]
+        import gptqmodel
 
         self.package: Any = gptqmodel
         self.imported = seconds_since_start()

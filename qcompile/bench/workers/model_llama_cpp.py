@@ -18,7 +18,7 @@ class Worker:
     """A model in llama.cpp."""
 
     def __init__(self) -> None:
-        import llama_cpp  # type: ignore[import-not-found,unused-ignore]
+        import llama_cpp
         import numpy as np
 
         self.library: Any = llama_cpp

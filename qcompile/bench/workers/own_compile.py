@@ -88,8 +88,9 @@ _BEFORE = ("open, build, plan", "pack")
 
 def _watch_pipeline(watch: Stopwatch) -> tuple[str, ...]:
     """Put a clock on the pipeline's stages; their names in order."""
-    from qcompile import pipeline
+    from qcompile import pipeline as module
 
+    pipeline: Any = module
     stages = {
         "capture": "capture_dynamo",
         "transform weights": "transform_weights",

@@ -15,13 +15,14 @@ from qcompile.bench.linear import call_of, pack
 from qcompile.edge import find_route
 from qcompile.kernel import Kernel, Reject
 from qcompile.layout import QuantizedTensor
+from qcompile.memory import in_large_pages
 from qcompile.site import EmbeddingSite, LinearSite
 from qcompile.target import Target
 from qcompile.weight import Rows, WeightRef
 
 from .rounds import Built, LinearWorker, copies_for
 from .serve import Refused, serve
-from .torch_weights import Activations, clone
+from .torch_weights import CHECKED, Activations
 
 
 class Builder:
@@ -36,12 +37,17 @@ class Builder:
         packed, note = self._packed(weight)
         call, x = call_of(self.kernel, packed), Activations(k, self.dtype)
         parts = tuple(packed.parts.values())
-        given = x(8)
-        wanted = given.float() @ weight.dequantize().T
-        error = float((call(given, *parts).float() - wanted).norm() / wanted.norm())
+        given, some = x(8), min(n, CHECKED)
+        wanted = given.float() @ weight.take_rows(slice(0, some)).dequantize().T
+        found = call(given, *parts).float()[:, :some]
+        error = float((found - wanted).norm() / wanted.norm())
         more = copies_for(packed.nbytes, rotated) - 1
-        copies = [parts, *(clone(parts) for _ in range(more))]
-        del weight, wanted
+        # Where the pass that packs a checkpoint's weights would put them.
+        copies = [
+            tuple(in_large_pages(torch.empty_like(part)).copy_(part) for part in parts)
+            for _ in range(more + 1)
+        ]
+        del weight
         return Built(
             lambda copy, rows: call(x(rows), *copies[copy]),
             len(copies),

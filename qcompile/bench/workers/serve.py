@@ -10,17 +10,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 class Refused(Exception):
     """A worker cannot do what it was asked; the text says why."""
 
 
+_answers: list[TextIO] = []
+
+
+def keep_for_answers() -> TextIO:
+    """Send to stderr whatever is printed from now on; the pipe that stdout was."""
+    if not _answers:
+        _answers.append(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+        os.dup2(2, 1)  # what a library prints must not look like an answer
+    return _answers[0]
+
+
 def serve(worker: Any) -> None:
     """Answer requests until the pipe closes."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not look like an answer
+    answers = keep_for_answers()
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -28,6 +28,7 @@ def start(module: str, arguments: list[str]) -> None:
     package = importlib.util.module_from_spec(place)
     sys.modules[NAME] = package
     place.loader.exec_module(package)
+    importlib.import_module(f"{NAME}.serve").keep_for_answers()  # some print when imported
     importlib.import_module(f"{NAME}.{module}").main(*arguments)
 
 

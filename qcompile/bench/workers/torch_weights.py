@@ -3,7 +3,7 @@
 Comes in: a shape and what a weight means. Goes out: random codes and scales with their values, and
 copies of a peer's own parts in turns.
 Always holds: numbers depend on the shape alone; values are about 0.02 large; the error of a product
-is measured against the values that the peer's own parts stand for.
+is measured on its first columns, against the values that the peer's own parts stand for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from .rounds import Built, copies_for
 
 Product = Callable[[torch.Tensor, Any], torch.Tensor]
+CHECKED = 256  # rows of a weight whose products are checked
 
 
 def floats(n: int, k: int) -> torch.Tensor:
@@ -37,8 +38,9 @@ def affine(bits: int, group: int, n: int, k: int) -> tuple[torch.Tensor, torch.T
 
 
 def values_of(codes: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
-    """What codes and scales mean, float32 ``[n, k]``."""
+    """What the first codes and scales mean, float32 ``[rows, k]``."""
     group = codes.shape[1] // scale.shape[1]
+    codes, scale = codes[:CHECKED], scale[:CHECKED]
     return (codes.float() - (1 << (bits - 1))) * scale.repeat_interleave(group, 1)
 
 
@@ -70,7 +72,7 @@ def built(
     Args:
         product: of activations and parts.
         parts: a tensor or a tuple of tensors, which are copied; what else is in a tuple is shared.
-        values: float32 ``[n, k]``, what the parts mean.
+        values: float32 ``[rows, k]``, what the first rows of the parts mean.
         dtype: of activations.
         rotated: bytes that all copies together have to fill.
         note: for the table.
@@ -78,7 +80,8 @@ def built(
     x, size = Activations(values.shape[1], dtype), nbytes(parts)
     given = x(8)
     wanted = given.float() @ values.T
-    error = float((product(given, parts).float() - wanted).norm() / wanted.norm())
+    found = product(given, parts).float()[:, : len(values)]
+    error = float((found - wanted).norm() / wanted.norm())
     copies = [parts, *(clone(parts) for _ in range(copies_for(size, rotated) - 1))]
     return Built(lambda copy, rows: product(x(rows), copies[copy]), len(copies), size, error, note)
 

@@ -1,7 +1,8 @@
 """What this machine's memory and arithmetic allow, measured with torch.
 
 Comes in: requests. Goes out: seconds of reading memory, and rates of large products.
-Always holds: the memory read is larger than any cache; a rate is the fastest of the calls.
+Always holds: the memory that is read lies in large pages, where the system has them; a rate is the
+fastest of the calls.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from qcompile.memory import in_large_pages
 
 from .rounds import timed_calls
 from .serve import serve
@@ -34,7 +37,8 @@ class Worker:
             bytes of a call, and its seconds.
         """
         if self.data is None or self.data.nbytes != nbytes // 8 * 8:
-            self.data = torch.ones(nbytes // 8, dtype=torch.int64)
+            # As packed weights are: with small pages, memory reads a tenth slower.
+            self.data = in_large_pages(torch.empty(nbytes // 8, dtype=torch.int64)).fill_(1)
             self.data.sum()
         return {"bytes": self.data.nbytes, "seconds": timed_calls(self.data.sum, seconds)}
 
