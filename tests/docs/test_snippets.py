@@ -36,7 +36,6 @@ DOCS = [
 GEMMA = "gemma-3-270m-q4_k_m.gguf"
 # What a page's reader has already: a module of their own, and imports that go without saying.
 PREAMBLE = f"""
-import torch, transformers
 import qcompile.backends.cpu
 qcompile.backends.cpu.compiler = lambda: "eager"  # Inductor would take minutes
 from torch import nn
@@ -45,6 +44,7 @@ MyModel = lambda: nn.Sequential(nn.Linear({HIDDEN}, 64), nn.ReLU(), nn.Linear(64
 """
 # A block must leave its model usable.
 CLOSING = f"""
+import torch
 if "compiled" in globals():
     x = torch.randn(2, {HIDDEN})
     assert torch.allclose(compiled(x), module(x), rtol=1e-3, atol=1e-5)
