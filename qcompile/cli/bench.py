@@ -22,7 +22,7 @@ from qcompile.cli.bench_options import (
 )
 from qcompile.cli.generate import dtype_of
 from qcompile.cli.screen import width
-from qcompile.errors import OptionError
+from qcompile.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     from qcompile.bench import compiling, experts, kernel_run, model, transforms
@@ -187,6 +187,14 @@ def _transform_options(arguments: argparse.Namespace) -> transforms.Options:
 
     quick = arguments.quick
     [shape] = shapes(arguments.shape, ((1024, 14336),) if quick else (SHAPE,), "--shape")[:1]
+    for name in arguments.formats:
+        if name not in every_format():
+            raise OptionError(
+                name,
+                "no such format",
+                f"some of {', '.join(every_format())}",
+                f"name a known format{nearest(name, every_format())}",
+            )
     return Options(
         formats=tuple(arguments.formats) or (QUICK if quick else every_format()),
         shape=shape,
