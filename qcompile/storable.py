@@ -78,11 +78,8 @@ def _gptq() -> list[Stored]:
 def _awq() -> list[Stored]:
     from qcompile.schemes.awq.layout import GEMM, GEMV
 
-    rows = [
-        _integer(4, layout, form, group)
-        for layout in (GEMM, GEMV)
-        for form, group in (("symmetric", 128), ("zero", 128), ("zero", 32))
-    ]
+    kinds: tuple[tuple[AffineForm, int], ...] = (("symmetric", 128), ("zero", 128), ("zero", 32))
+    rows = [_integer(4, layout, form, group) for layout in (GEMM, GEMV) for form, group in kinds]
     version = {GEMM: "gemm", GEMV: "gemv"}
     return [Stored(f"{r.label}, {version[r.layout]}", r.spec, r.layout) for r in rows]
 

@@ -6,6 +6,7 @@ import pytest
 
 from qcompile import backends, layout, schemes, support
 from qcompile.errors import OptionError
+from qcompile.storable import STORED
 from qcompile.target import ARCHITECTURES, Target
 
 # Layouts that belong to no scheme.
@@ -24,11 +25,11 @@ def test_the_page_is_what_the_kernels_answer() -> None:
 
 
 def test_every_scheme_and_every_layout_of_one_is_listed() -> None:
-    assert set(support.STORED) == set(schemes._BUILT_IN)
-    for name in support.STORED:
+    assert set(STORED) == set(schemes._BUILT_IN)
+    for name in STORED:
         schemes.scheme_of(name)
     owned = {n for n in layout._LAYOUTS if n.partition(".")[0] not in ARCHITECTURES} - FRAME
-    listed = {row.layout for rows in support.STORED.values() for row in rows()}
+    listed = {row.layout for rows in STORED.values() for row in rows()}
     assert owned - listed == set()
     assert {Target.parse(name).kind for name in support.TARGETS} == set(ARCHITECTURES)
 
@@ -39,7 +40,7 @@ def test_a_page_without_markers_is_an_error() -> None:
 
 
 def test_cells_are_the_plan_s() -> None:
-    rows = {row.label: row for row in support.STORED["gguf"]()}
+    rows = {row.label: row for row in STORED["gguf"]()}
     linear = support.site_of(rows["`iq1_m`"], "linear")
     assert support.answer(linear, Target.parse("cpu:avx2")) == "`cpu.panel_linear`"
     refused = support.answer(linear, Target.parse("cuda:sm90"))
