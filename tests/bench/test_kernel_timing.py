@@ -209,10 +209,10 @@ def test_measure() -> None:
 
 
 def test_the_worker_of_a_kernel_refuses_in_its_words() -> None:
-    with started(own("cpu.panel_linear", "cpu", "float32"), 1) as process:
-        given: dict[str, Any] = {"kind": "linear", "n": 8, "k": 256, "rotated": 1}
-        answer = process.ask("prepare", format="iq1_s", **given)
-        assert "cpu.panel" in answer["refused"]
+    with started(own("cpu.panel_embedding", "cpu", "float32"), 1) as process:
+        given: dict[str, Any] = {"kind": "embedding", "n": 32, "k": 256, "rotated": 1}
+        answer = process.ask("prepare", format="gptq act-order", **given)
+        assert "act-order" in answer["refused"]
     with started(limits(), 1) as process:
         assert process.ask("read", nbytes=1 << 16, seconds=0.0)["bytes"] == 1 << 16
     assert baseline().name == BASELINE
