@@ -29,24 +29,18 @@ _ONE_AT_A_TIME = threading.RLock()
 def install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None:
     """Compile ``forward`` in place, on its first call."""
     original = model.forward
-    name = type(model).__name__
+    made: list[Callable[..., Any]] = []
 
-    @functools.cache
-    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        # Dynamo takes a second to import, which loading need not wait for.
-        from qcompile.dynamo import compile_forward
-
-        return compile_forward(original, session, fullgraph)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        with _ONE_AT_A_TIME:
+            if not made:
+                # Now, not before: dynamo takes a second to import.
+                made.append(_compiled(model, original, session, fullgraph))
+        return made[0](*args, **kwargs)
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _ONE_AT_A_TIME:
-            run, settings = compiled()
-            with torch.no_grad(), settings(), _own_errors(name):
-                result = run(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return result
-        return _without_backward(result, model, (args, kwargs))
+        return (made[0] if made else first)(*args, **kwargs)
 
     model.forward = forward
     seal(model)
@@ -54,6 +48,27 @@ def install_forward(model: nn.Module, session: Session, fullgraph: bool) -> None
     object.__setattr__(model, "qcompile", session)
     # Weights are named by identity: one that the user replaces must not leave its id to another.
     object.__setattr__(model, "_qcompile_named", tuple(model.parameters()))
+
+
+def _compiled(
+    model: nn.Module, original: Callable[..., Any], session: Session, fullgraph: bool
+) -> Callable[..., Any]:
+    from qcompile.dynamo import compile_forward
+
+    run, settings = compile_forward(original, session, fullgraph)
+    name = type(model).__name__
+
+    # A torch.compile around the model, as generate makes one on GPUs, must not look into it: what
+    # it would find are stand-ins.
+    @torch.compiler.disable
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _ONE_AT_A_TIME, torch.no_grad(), settings(), _own_errors(name):
+            result = run(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return result
+        return _without_backward(result, model, (args, kwargs))
+
+    return call
 
 
 @contextlib.contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.texts import Pair, text_models
-from transformers import TextIteratorStreamer, TextStreamer, pipeline
+from transformers import CompileConfig, TextIteratorStreamer, TextStreamer, pipeline
 
 TEXTS = ["The capital of the country", "In the beginning there was a very small", "He said"]
 NEW = 12
@@ -111,3 +112,20 @@ def test_labels_give_the_loss(pair: Pair) -> None:
     with torch.no_grad():
         losses = [each(**given, labels=given.input_ids).loss for each in (exact, model)]
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+
+
+def test_a_compile_around_it_does_not_look_inside(tmp_path: Path) -> None:
+    """As ``generate`` compiles on GPUs, where a cache has one shape."""
+    torch._dynamo.reset()
+    model, exact, tokenizer = text_models(tmp_path / "model")
+    given = tokenizer(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        around: Any = torch.compile(model, backend="eager")(**given).logits  # the first call
+        torch.testing.assert_close(around, exact(**given).logits, rtol=1e-4, atol=1e-4)
+    model.hf_quantizer = None  # else generate is told not to
+    compiling = CompileConfig(backend="eager", mode=None)
+    compiling._compile_all_devices = True
+    options = {"max_new_tokens": 5, "cache_implementation": "static"}
+    made = model.generate(**given, **options, compile_config=compiling)
+    assert hasattr(model, "_compiled_call")
+    assert torch.equal(made, exact.generate(**given, **options))
