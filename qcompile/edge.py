@@ -58,7 +58,11 @@ _EDGES: dict[str, dict[str, Edge]] = {}
 
 
 def register_edge(edge: Edge) -> Edge:
-    """Make an edge known. A second edge between the same layouts is an error."""
+    """Make an edge known.
+
+    Raises:
+        LayoutError: there is an edge between these layouts already.
+    """
     outgoing = _EDGES.setdefault(edge.source, {})
     if edge.dest in outgoing:
         raise LayoutError(f"edge {edge.name}", "registered twice", "one edge", "remove one")

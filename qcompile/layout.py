@@ -172,7 +172,11 @@ _LAYOUTS: dict[str, Layout] = {}
 
 
 def register_layout(layout: Layout) -> Layout:
-    """Make a layout known by its name. A second registration of the name is an error."""
+    """Make a layout known by its name.
+
+    Raises:
+        LayoutError: the name is taken.
+    """
     if layout.name in _LAYOUTS:
         raise LayoutError(
             f"layout {layout.name}", "registered twice", "one owner of a name", "rename one of them"
@@ -182,7 +186,11 @@ def register_layout(layout: Layout) -> Layout:
 
 
 def layout_of(name: str) -> Layout:
-    """The registered layout of this name."""
+    """The registered layout of this name.
+
+    Raises:
+        LayoutError: there is none; the scheme or backend that owns it was not imported.
+    """
     if name not in _LAYOUTS:
         raise LayoutError(
             f"layout {name}",

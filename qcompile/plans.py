@@ -117,7 +117,14 @@ class Plan:
     numerics: Numerics = "exact"
 
     def entry(self, name: str) -> Entry:
-        """The entry of a site, by its module path or its weight's name."""
+        """The entry of a site.
+
+        Args:
+            name: its module path, its weight's parameter name, or the tensor's name in the file.
+
+        Raises:
+            OptionError: no site has this name; the message has the nearest one.
+        """
         for entry in self.entries:
             if name in (entry.site.name, entry.site.weight.name):
                 return entry
@@ -164,7 +171,11 @@ class Plan:
         return replace(self, entries=entries)
 
     def explain(self, name: str) -> str:
-        """Every kernel's verdict on one site, the chosen one marked."""
+        """Every kernel's verdict on one site as text, the chosen one marked.
+
+        Args:
+            name: as for ``entry``, and raises as that does.
+        """
         entry = self.entry(name)
         weight = entry.site.weight
         lines = [

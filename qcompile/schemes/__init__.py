@@ -47,7 +47,11 @@ class Checkpoint(Protocol):
         """Every tensor under the file's own name, rows as stored."""
 
     def dequantize(self, name: str) -> torch.Tensor:
-        """A tensor as float32 ``[N, K]`` (``[E, N, K]`` for experts), rows as stored."""
+        """A tensor as float32 ``[N, K]`` (``[E, N, K]`` for experts), rows as stored.
+
+        Raises:
+            SchemeError: there is no tensor of this name.
+        """
 
     def facts(self) -> Mapping[str, object]:
         """What the headers say, for ``qcompile inspect``."""
@@ -89,7 +93,11 @@ class Scheme(Protocol):
         """Whether the file or folder looks like one of its checkpoints. Reads a few bytes."""
 
     def open(self, path: Path) -> Checkpoint:
-        """Read the headers."""
+        """Read the headers.
+
+        Raises:
+            SchemeError: there is nothing, or it is damaged or of another scheme.
+        """
 
 
 def names() -> tuple[str, ...]:
