@@ -171,8 +171,7 @@ def optimize(
         emitter: ``inductor`` or ``eager``; the backend's own choice when None.
         keep: regular expressions of parameter names that stay as the module has them.
         numerics: ``exact`` uses activations as they are; ``fast`` lets kernels round them to 8 bits
-            by groups, and scores of attention in bfloat16, which takes less time where a prompt has
-            many tokens.
+            by groups, which takes less time where a prompt has many tokens.
         fullgraph: refuse graph breaks.
         progress: called while quantizing and while packing with a weight's name, bytes done and
             bytes in all; or ``bar``.

@@ -20,10 +20,13 @@ def _inductor(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     # Imported here: Inductor costs a second and 40 MB that a plan does not need.
     from torch._inductor.compile_fx import compile_fx
 
+    from qcompile.inductor_stamp import settings
     from qcompile.outline import outline
 
+    patches = settings()
+
     def compiler(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        compiled: Any = compile_fx(graph, list(given))
+        compiled: Any = compile_fx(graph, list(given), config_patches=patches)
         return compiled  # type: ignore[no-any-return]
 
     return outline(graph_module, inputs, compiler)

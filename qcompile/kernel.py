@@ -17,8 +17,7 @@ from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
 from qcompile.target import Target
 
-# ``exact``: activations are used as they are. ``fast``: kernels may round them to 8 bits by groups,
-# and the scores of attention to the dtype of the activations.
+# ``exact``: activations are used as they are. ``fast``: kernels may round them to 8 bits by groups.
 Numerics = Literal["exact", "fast"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
 

@@ -14,7 +14,7 @@ from qcompile.backends.cpu import experts as _experts
 from qcompile.backends.cpu import linear as _linear
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout
 from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
-from qcompile.backends.cpu.attention import SplitAttention
+from qcompile.backends.cpu.attention import NativeAttention
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
 from qcompile.backends.cpu.probe import find_compiler, host_arch
@@ -47,6 +47,5 @@ def prepare() -> None:
 
 
 def passes(numerics: Numerics) -> tuple[Pass, ...]:
-    """Joined products; with the numerics ``fast`` also attention whose scores are rounded."""
-    joined: tuple[Pass, ...] = (JoinSiblings(),)
-    return (*joined, SplitAttention()) if numerics == "fast" else joined
+    """Joined products and native attention, where there are native kernels."""
+    return (JoinSiblings(), NativeAttention()) if find_compiler() else ()

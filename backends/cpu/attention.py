@@ -1,13 +1,9 @@
-"""Attention in bfloat16: two products of oneDNN with a softmax between them.
+"""Attention as one native call, whose scores never leave the caches.
 
 Before: ``scaled_dot_product_attention(q, k, v, ...)``. After: ``qcompile_cpu.attention(q, k, v,
-...)``, whose products run on the processor's units for bfloat16, which torch's fused kernel for
-CPUs uses less well: for one query, too. Always holds: queries are taken in runs, so that memory
-stays bounded; other dtypes, dropout and inputs that need gradients stay with torch.
-
-It belongs to the numerics ``fast``: scores are rounded to bfloat16 before the softmax, as in the
-eager attention of transformers, where torch's kernel keeps float32. The result is 0.3 % off where
-scores spread by 1 (torch's 0.2 %), and 1 % where they spread by 16 (torch's 0.1 %).
+...)``, which reads each key and value once for the heads that share it, where it lies in the cache,
+and skips keys that nobody sees. Always holds: scores and sums are float32, as in torch's fused
+kernel for CPUs; dropout, odd columns and inputs that need gradients stay with torch.
 """
 
 from __future__ import annotations
@@ -22,90 +18,53 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
+from qcompile.backends.cpu.panel import library
 from qcompile.program import Program
 
-_SCORES = 1 << 24  # scores at once: 32 MB, and 64 MB as float32
 _NAMES = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LANES = 16
+
+# softmax(q @ k.T * scale + mask) @ v, as torch defines it. q [B, H, M, D]; k [B, G, L, D] and v
+# [B, G, L, E]: H is a multiple of G, D and E of 16, B may be 1. The mask is added to the scores, or
+# True where a key is seen, and broadcasts to [B, H, M, L]; is_causal: query i sees keys 0 to i.
+# Returns [B, H, M, E], a query's heads together in memory; zeros for queries that see nothing.
+library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
-@torch.library.custom_op("qcompile_cpu::attention", mutates_args=())
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """``softmax(q @ k.T * scale + mask) @ v`` as torch defines it.
-
-    Args:
-        q: ``[B, H, M, D]``.
-        k, v: ``[B, G, L, D]`` and ``[B, G, L, E]``; H is a multiple of G. B may be 1 here.
-        mask: added to the scores, or True where a key is seen; broadcasts to ``[B, H, M, L]``.
-        is_causal: query i sees keys 0 to i.
-        scale: ``1 / sqrt(D)`` when None.
-
-    Returns:
-        ``[B, H, M, E]``; zeros for queries that see nothing.
-    """
-    b, h, m, d = q.shape
-    g, length = k.shape[1], k.shape[2]
-    factor = 1 / math.sqrt(d) if scale is None else scale
-    keys = k.transpose(-1, -2).expand(b, g, d, length).reshape(b * g, d, length)
-    values = v.expand(b, g, length, v.shape[-1]).reshape(b * g, length, v.shape[-1])
-    if mask is not None:
-        mask = mask.expand(b, h, m, length)
-    out = q.new_empty((b, h, m, v.shape[-1]))
-    run = max(1, _SCORES // max(1, b * h * length))
-    for start in range(0, m, run):
-        rows = slice(start, min(start + run, m))
-        count = rows.stop - start
-        # The queries of the heads that share keys become rows of one product.
-        some = q[:, :, rows].reshape(b * g, h // g * count, d)
-        scores = torch.bmm(some, keys).view(b, h, count, length).float().mul_(factor)
-        if mask is not None:
-            here = mask[:, :, rows]
-            if here.dtype == torch.bool:
-                scores.masked_fill_(here.logical_not(), -math.inf)
-            else:
-                scores += here
-        if is_causal:
-            seen = torch.ones(m, length, dtype=torch.bool).tril()[rows]
-            scores.masked_fill_(seen.logical_not(), -math.inf)
-        shares = torch._safe_softmax(scores, -1).to(q.dtype)
-        sums = torch.bmm(shares.view(b * g, h // g * count, length), values)
-        out[:, :, rows] = sums.view(b, h, count, v.shape[-1])
-    return out
-
-
-@attention.register_fake
+@torch.library.register_fake("qcompile_cpu::attention")
 def _shape(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
     is_causal: bool,
-    scale: float | None,
+    scale: float,
 ) -> torch.Tensor:
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    b, h, m, _ = q.shape
+    return q.new_empty((b, m, h, v.shape[-1])).transpose(1, 2)
 
 
 _OP = torch.ops.qcompile_cpu.attention.default
 
 
 @dataclass(frozen=True)
-class SplitAttention:
+class NativeAttention:
     """See the module's text."""
 
     name: str = "cpu.attention"
 
     def run(self, program: Program) -> int:
-        """Rewrite attention in bfloat16; the number of nodes that changed."""
+        """Rewrite attention; the number of nodes that changed."""
         nodes = program.nodes([functional.scaled_dot_product_attention])
         changed = [node for node in nodes if _fits(node)]
         for node in changed:
             q, k, v, mask, _, causal, scale, _ = _arguments(node)
+            if scale is None:
+                scale = 1 / math.sqrt(_value(q).shape[-1])  # type: ignore[union-attr]
             fewer = _unrepeated(k), _unrepeated(v)
             if k in fewer or v in fewer:
                 fewer = k, v  # one without the other would have another number of heads
@@ -157,15 +116,27 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _fits(node: fx.Node) -> bool:
-    q, k, v, _, dropout, causal, *_ = given = _arguments(node)
+    q, k, v, mask, dropout, causal, scale, _ = _arguments(node)
     values = [value for value in map(_value, (q, k, v)) if value is not None]
-    if len(values) < 3 or values[0].dtype != torch.bfloat16:
+    if len(values) < 3 or any(value.dim() != 4 or value.requires_grad for value in values):
         return False
-    if any(value.dim() != 4 or value.requires_grad for value in values):
+    if values[0].dtype not in _DTYPES or len({value.dtype for value in values}) > 1:
+        return False
+    columns = (values[0].shape[-1], values[2].shape[-1])
+    # Symbols too: a cache's columns are one until something pins it.
+    if not all(statically_known_true(size > 0 and size % _LANES == 0) for size in columns):
         return False
     if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
         return False
-    return isinstance(given[6], (float, int, type(None)))
+    return _is_mask(mask) and isinstance(scale, (float, int, type(None)))
+
+
+def _is_mask(mask: object) -> bool:
+    if mask is None:
+        return True
+    value = _value(mask)
+    known = value is not None and value.dim() <= 4 and not value.requires_grad
+    return known and value.dtype in (torch.bool, *_DTYPES)  # type: ignore[union-attr]
 
 
 def _value(node: object) -> torch.Tensor | None:

@@ -39,7 +39,13 @@ _VARIANTS = {
         *("-mfma", "-mf16c"),
     ),
 }
-_BINDINGS = ("binding.cpp", "experts.cpp", "repack.cpp")  # these include torch's headers
+_BINDINGS = (
+    "attention.cpp",
+    "binding.cpp",
+    "experts.cpp",
+    "repack.cpp",
+)  # these include torch's headers
+_LANES = ("attend.cpp",)  # written over lanes, as the kernels are
 # These leave it to the compiler to use the machine's vectors.
 _VECTORISED = ("blocks.cpp", "words.cpp")
 _VECTOR_FLAGS = ("-O3",)
@@ -122,7 +128,7 @@ def _sources() -> list[Path]:
 
 def _compilation(compiler: str, source: Path) -> list[str]:
     extra: tuple[str, ...] = ()
-    if source.name.startswith("kernels_"):
+    if source.name.startswith("kernels_") or source.name in _LANES:
         extra = (*_KERNEL_FLAGS, *_VARIANTS[variant()])
     if source.name in _VECTORISED:
         extra = (*_VECTOR_FLAGS, *_VARIANTS[variant()])

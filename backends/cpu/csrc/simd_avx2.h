@@ -41,6 +41,16 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
 }
+// The second where either is a NaN.
+inline Lanes larger(const Lanes& x, const Lanes& y) {
+  return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+inline float sum_of(const Lanes& x) {
+  __m256 eight = _mm256_add_ps(x.a, x.b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
 inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
   if (type == qc::F32) return load_lanes(reinterpret_cast<const float*>(p));
   __m128i a = load_128(p), b = load_128(p + 16);
@@ -124,6 +134,9 @@ inline Words rounded(const Lanes& x) {
 }
 inline Words bits_of(const Lanes& x) {
   return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
+inline Lanes lanes_of(const Words& x) {
+  return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
 }
 inline int32_t total_of(const Words& x) {
   alignas(32) int32_t lanes[8];

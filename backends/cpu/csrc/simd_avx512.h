@@ -35,6 +35,9 @@ inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
 inline Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
 inline Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }
 inline Lanes mul(const Lanes& x, const Lanes& y) { return {_mm512_mul_ps(x.v, y.v)}; }
+// The second where either is a NaN.
+inline Lanes larger(const Lanes& x, const Lanes& y) { return {_mm512_max_ps(x.v, y.v)}; }
+inline float sum_of(const Lanes& x) { return _mm512_reduce_add_ps(x.v); }
 inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
   if (type == qc::F32) return load_lanes(reinterpret_cast<const float*>(p));
   __m256i halves = load_256(p);
@@ -86,6 +89,7 @@ inline Words shift_right_signed(const Words& x, int by) {
 inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Words rounded(const Lanes& x) { return {_mm512_cvtps_epi32(x.v)}; }
 inline Words bits_of(const Lanes& x) { return {_mm512_castps_si512(x.v)}; }
+inline Lanes lanes_of(const Words& x) { return {_mm512_castsi512_ps(x.v)}; }
 inline int32_t total_of(const Words& x) { return _mm512_reduce_add_epi32(x.v); }
 inline int32_t largest_of(const Words& x) { return _mm512_reduce_max_epi32(x.v); }
 inline void store_low_bytes(int8_t* p, const Words& x) {

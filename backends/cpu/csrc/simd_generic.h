@@ -38,6 +38,11 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   Lanes r; QC_EACH r.v[i] = x.v[i] * y.v[i]; return r;
 }
+// The second where either is a NaN.
+inline Lanes larger(const Lanes& x, const Lanes& y) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] > y.v[i] ? x.v[i] : y.v[i]; return r;
+}
+inline float sum_of(const Lanes& x) { float s = 0; QC_EACH s += x.v[i]; return s; }
 inline Lanes load_numbers(const uint8_t* p, qc::Number type) {
   Lanes r; QC_EACH r.v[i] = qc::to_float(p, i, type); return r;
 }
@@ -91,6 +96,7 @@ inline Words rounded(const Lanes& x) {
   return r;
 }
 inline Words bits_of(const Lanes& x) { Words r; std::memcpy(r.v, x.v, 64); return r; }
+inline Lanes lanes_of(const Words& x) { Lanes r; std::memcpy(r.v, x.v, 64); return r; }
 inline int32_t total_of(const Words& x) {
   uint32_t sum = 0;
   QC_EACH sum += x.v[i];
