@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from qcompile.bench.compiling import Options, Report
-from qcompile.bench.tables import Row, aligned, heading, piped
+from qcompile.bench.tables import Row, aligned, heading, piped, urgent
 
 _STAGES = (
     "open", "open, build, plan", "pack", "trace", "capture", "passes", "transform weights",
@@ -46,7 +46,7 @@ def command(options: Options) -> str:
     layers = ",".join(map(str, options.layers))
     what = options.file or f"--layers {layers}"
     given = f"--dtype {options.dtype} --numerics {options.numerics} --rounds {options.rounds}"
-    return f"qcompile bench compile {what} {given} --threads {options.threads}"
+    return f"qcompile bench compile {what} {given} --threads {options.threads}{urgent(options)}"
 
 
 def _rows(report: Report) -> list[Row]:

@@ -25,7 +25,7 @@ from qcompile.bench.formats import random_weight
 from qcompile.bench.machine import machine
 from qcompile.bench.model_process import Process, started
 from qcompile.bench.peers import Contender
-from qcompile.bench.tables import Row, aligned, heading, piped, short, spread
+from qcompile.bench.tables import Row, aligned, heading, piped, short, spread, urgent
 from qcompile.experts_layout import join_roles, stack_experts
 from qcompile.layout import QuantizedTensor
 from qcompile.ops_experts import experts
@@ -191,7 +191,7 @@ def command(options: Options) -> str:
     """The command line that measures the same."""
     tokens = ",".join(map(str, options.tokens))
     given = f"--tokens {tokens} --rounds {options.rounds} --threads {options.threads}"
-    return f"qcompile bench experts {given}"
+    return f"qcompile bench experts {given}{urgent(options)}"
 
 
 def _rows(report: Report) -> list[Row]:

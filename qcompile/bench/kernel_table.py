@@ -14,7 +14,7 @@ from typing import Any
 from qcompile.bench.kernel_cases import Case
 from qcompile.bench.kernel_peers import BASELINE
 from qcompile.bench.kernel_run import Line, Options, Report, lines_of, ratio
-from qcompile.bench.tables import Row, aligned, fitted, heading, piped, short, spread
+from qcompile.bench.tables import Row, aligned, fitted, heading, piped, short, spread, urgent
 
 _HEAD = (
     "kernel", "M", "ms", "(rounds)", "GB/s", "of read", "GFLOP/s", "x torch", "best peer", "x peer",
@@ -155,7 +155,8 @@ def command(options: Options) -> str:
         "rounds": options.rounds,
         "threads": options.threads,
     }
-    return " ".join(("qcompile bench kernels", *(f"--{name} {v}" for name, v in given.items())))
+    words = (f"--{name} {value}" for name, value in given.items())
+    return f"qcompile bench kernels {' '.join(words)}{urgent(options)}"
 
 
 # **** rows ****

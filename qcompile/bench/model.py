@@ -213,6 +213,13 @@ def _load(run: _Run, options: Options) -> None:
         threads=options.threads,
     )
     facts, figures = run.facts, run.figures
+    if "refused" in facts:
+        raise BenchError(
+            f"{figures.name}, load",
+            str(facts["refused"]),
+            "a checkpoint that it can run",
+            "leave it out of --against",
+        )
     figures.load, figures.imports = facts["seconds"], facts["import_seconds"]
     figures.weights, figures.versions = facts["weights"], facts["versions"]
     figures.baseline = facts["baseline"]

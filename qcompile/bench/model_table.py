@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompile.bench.model import Figures, Options, Report, ratios
-from qcompile.bench.tables import aligned, heading, piped, spread
+from qcompile.bench.tables import aligned, heading, piped, spread, urgent
 
 _HEAD = (
     "",
@@ -95,7 +95,8 @@ def command(options: Options) -> str:
         "compared": options.compared,
     }
     words = (f"--{name} {value}" for name, value in given.items())
-    return f"qcompile bench model {shlex.quote(options.file)} {' '.join(words)}"
+    given_file = shlex.quote(options.file)
+    return f"qcompile bench model {given_file} {' '.join(words)}{urgent(options)}"
 
 
 # **** rows ****

@@ -66,7 +66,7 @@ def peers(names: Sequence[str], file: str, device: str) -> list[Contender | Miss
         OptionError: a name is not known.
     """
     found: list[Contender | Missing] = []
-    for name in [one for given in names for one in _GROUPS.get(given, (given,))]:
+    for name in expanded(names):
         if name not in PEERS:
             raise OptionError(
                 f"--against {name}",
@@ -85,6 +85,11 @@ def peers(names: Sequence[str], file: str, device: str) -> list[Contender | Miss
         else:
             found.append(_llama_cpp(file) if name == "llama.cpp" else _gptqmodel(file))
     return found
+
+
+def expanded(names: Sequence[str]) -> tuple[str, ...]:
+    """The names with those that stand for several replaced by them."""
+    return tuple(one for name in names for one in _GROUPS.get(name, (name,)))
 
 
 def _worker(name: str, kind: str, note: str) -> Contender:

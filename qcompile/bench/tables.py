@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 Row = Sequence[str]
+
+
+class Urgent(Protocol):
+    """Options of any benchmark."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it measured with real-time priority."""
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
@@ -63,6 +72,11 @@ def heading(
         *listed,
         *([""] if listed else []),
     ]
+
+
+def urgent(options: Urgent) -> str:
+    """The end of a command line: whether it measured with priority."""
+    return " --urgent" if options.urgent else ""
 
 
 def spread(values: Sequence[float]) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from qcompile.bench.holds import Claim
 from qcompile.bench.machine import machine, versions
 from qcompile.bench.model_process import Process, started
 from qcompile.bench.peers import INTERPRETER, Contender, library_folder
-from qcompile.bench.tables import Row, aligned, heading, piped, short
+from qcompile.bench.tables import Row, aligned, heading, piped, short, urgent
 
 SHAPE = (4096, 14336)
 QUICK = ("q4_k", "q5_0", "q6_k", "q8_0", "gptq 4-bit")
@@ -166,7 +166,7 @@ def command(options: Options) -> str:
     shape = "x".join(map(str, options.shape))
     return (
         f"qcompile bench transforms {formats} --shape {shape} --rounds {options.rounds} "
-        f"--threads {options.threads}"
+        f"--threads {options.threads}{urgent(options)}"
     )
 
 

@@ -51,6 +51,7 @@ def run_model(arguments: argparse.Namespace) -> int:
 def _model_options(arguments: argparse.Namespace) -> model.Options:
     from qcompile.bench.machine import cores
     from qcompile.bench.model import Options
+    from qcompile.bench.peers import expanded
 
     prompt, tokens, rounds, compared = _QUICK if arguments.quick else _FULL
     # Compiling transformers' model takes longer than all the rest of a quick run.
@@ -58,7 +59,7 @@ def _model_options(arguments: argparse.Namespace) -> model.Options:
     given = Options(
         file=arguments.file,
         device=arguments.device,
-        against=words(arguments.against, against),
+        against=expanded(words(arguments.against, against)),
         prompts=numbers(arguments.prompt_tokens, (prompt,), "--prompt-tokens"),
         tokens=at_least(arguments.tokens, tokens, 2, "--tokens"),
         batches=numbers(arguments.batch, (1,), "--batch"),
