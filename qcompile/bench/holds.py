@@ -9,7 +9,7 @@ figure is the least favourable of the weights and shapes it stands for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qcompile.bench.kernel_peers import BASELINE
 from qcompile.bench.kernel_run import Line, Report, lines_of, ratio
@@ -72,6 +72,7 @@ def _of_format(report: Report, kernel: str, lines: Sequence[Line]) -> list[Claim
 
 def _against_best(report: Report, work: str, lines: Sequence[Line]) -> Claim:
     """Against the fastest peer with any 4-bit format of the same shape."""
+    peer_of: dict[int, str] = {}
 
     def factor(line: Line) -> float | None:
         peers = [p for p in _of_shape(report, line) if not p.own and p.contender != BASELINE]
@@ -79,10 +80,13 @@ def _against_best(report: Report, work: str, lines: Sequence[Line]) -> Claim:
         if best is None:
             return None
         same = best.case == line.case
+        peer_of[id(line)] = best.contender if same else f"{best.contender}, {best.case.format}"
         # Rounds of another format are other rounds: their medians are compared.
         return ratio(line, best) if same else best.seconds / line.seconds
 
-    return _least(work, "best 4-bit peer", PEER, lines, factor)
+    claim = _least(work, "best 4-bit peer", PEER, lines, factor)
+    worst = [line for line in lines if claim.where == _shape(line)]
+    return replace(claim, where=f"{claim.where}, {peer_of[id(worst[0])]}") if worst else claim
 
 
 def _of_shape(report: Report, line: Line) -> Iterable[Line]:
@@ -103,7 +107,11 @@ def _least(
     if not found:
         return Claim(work, against, wanted, None)
     value, line = min(found, key=lambda pair: pair[0])
-    return Claim(work, against, wanted, value, f"{line.case.n} x {line.case.k}")
+    return Claim(work, against, wanted, value, _shape(line))
+
+
+def _shape(line: Line) -> str:
+    return f"{line.case.n} x {line.case.k}"
 
 
 def table(claims: Iterable[Claim]) -> list[Row]:
