@@ -118,8 +118,10 @@ def _bind(
     values = weight.dequantize().to(wanted)
     if values.shape != parameter.shape:
         raise _other_way_round(weight, parameter)
-    # A float32 tensor may be a view of the file.
-    return nn.Parameter(values.to(device, copy=True), requires_grad=False)
+    # A float32 tensor may be a view of the file, whose pages count as ours until they are dropped.
+    bound = nn.Parameter(values.to(device, copy=True), requires_grad=False)
+    weight.release()
+    return bound
 
 
 def release(modules: Iterable[nn.Module], key: str = "weight") -> None:

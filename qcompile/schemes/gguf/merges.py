@@ -23,7 +23,7 @@ _Hashes = npt.NDArray[np.uint64]
 _Indices = npt.NDArray[np.int64]
 # An odd number has an inverse modulo 2**64, which is what numpy's uint64 computes in.
 _BASE = 0x9E3779B97F4A7C15
-_FILTER_BITS = 22
+_TABLE_BITS = 22
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,25 @@ def implied_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
     whole = texts.hashes(texts.start, texts.end)
     order = np.argsort(whole)
     ordered = whole[order]
-    # Most cuts are no pair; a table of bits finds that out without a search.
-    seen = np.zeros(1 << _FILTER_BITS, dtype=bool)
-    seen[_slot(whole)] = True
+    # Most cuts are no pair; a table finds that out, and most of the others' places, without a
+    # search. Where two pieces have one slot it holds either, and a search finds the other.
+    table = np.full(1 << _TABLE_BITS, -1, dtype=np.int32)
+    table[_slot(ordered)] = np.arange(len(ordered), dtype=np.int32)
     owner, cut = _cuts(texts)
     left = texts.hashes(texts.start[owner], cut)
-    likely = seen[_slot(left)]
-    owner, cut, left = owner[likely], cut[likely], left[likely]
+    first = table[_slot(left)]
+    likely = first >= 0
+    owner, cut, left, first = owner[likely], cut[likely], left[likely], first[likely]
     right = texts.hashes(cut, texts.end[owner])
-    likely = seen[_slot(right)]
-    first, second = _find(left[likely], ordered), _find(right[likely], ordered)
-    found = (first >= 0) & (second >= 0)
+    second = table[_slot(right)]
+    likely = second >= 0
+    places = [
+        _verified(left[likely], first[likely], ordered),
+        _verified(right[likely], second[likely], ordered),
+    ]
+    found = (places[0] >= 0) & (places[1] >= 0)
     names = np.array(pieces, dtype=object)[order]
-    return list(zip(names[first[found]].tolist(), names[second[found]].tolist(), strict=True))
+    return list(zip(*(names[place[found]].tolist() for place in places), strict=True))
 
 
 def _texts(pieces: Sequence[str]) -> _Texts:
@@ -100,8 +106,17 @@ def _cuts(texts: _Texts) -> tuple[_Indices, _Indices]:
 
 
 def _slot(hashes: _Hashes) -> _Indices:
-    slots: _Indices = (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+    slots: _Indices = (hashes >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
     return slots
+
+
+def _verified(
+    hashes: _Hashes, guess: npt.NDArray[np.int32], ordered: _Hashes
+) -> npt.NDArray[np.int32]:
+    """Where each hash stands in an ascending list, or -1; ``guess`` is right for most."""
+    wrong = np.flatnonzero(ordered[guess] != hashes)
+    guess[wrong] = _find(hashes[wrong], ordered)
+    return guess
 
 
 def _find(hashes: _Hashes, ordered: _Hashes) -> _Indices:

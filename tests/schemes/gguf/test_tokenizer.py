@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from qcompile.errors import SchemeError
+from qcompile.schemes.gguf import merges
 from qcompile.schemes.gguf.merges import implied_merges
 from qcompile.schemes.gguf.reader import GGUFFile
 from qcompile.schemes.gguf.tokenizer import BYTE, CONTROL, NORMAL, USER_DEFINED, build_tokenizer
@@ -222,6 +223,15 @@ def test_implied_merges_are_every_cut_into_known_pieces() -> None:
     assert len(expected) > 386
     assert implied_merges(pieces) == expected
     assert implied_merges([]) == []
+
+
+def test_implied_merges_are_right_where_pieces_share_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = list(_pieces(1))
+    expected = implied_merges(pieces)
+    monkeypatch.setattr(merges, "_TABLE_BITS", 2)
+    assert implied_merges(pieces) == expected
 
 
 def test_a_chat_template_is_kept_as_text(tmp_path: Path) -> None:
