@@ -30,7 +30,7 @@ def markdown(report: Report) -> str:
     options = report.options
     how = (
         f"{options.threads} threads, {options.dtype} activations, numerics {options.numerics}, "
-        f"medians of {options.rounds} runs with Inductor's cache empty; seconds"
+        f"medians of {options.rounds} rounds with Inductor's cache empty; seconds"
     )
     given = (command(options), report.date, report.machine, report.versions)
     return "\n".join([*heading(*given, how), *piped(_rows(report)), "", _NOTES, _verdict(report)])
