@@ -12,7 +12,18 @@ import pytest
 
 import qcompile
 from qcompile.bench import model_table
-from qcompile.bench.model import Figures, Options, Report, Size, measure, prompts, ratios, steps
+from qcompile.bench.model import (
+    Figures,
+    Options,
+    Report,
+    Size,
+    _load,
+    _Run,
+    measure,
+    prompts,
+    ratios,
+    steps,
+)
 from qcompile.bench.model_plots import against_batch, write
 from qcompile.bench.model_process import BenchError, pinned, started
 from qcompile.bench.peers import INTERPRETER, Contender, Missing, peers
@@ -96,6 +107,14 @@ def test_a_process_that_refuses_is_named() -> None:
         pytest.raises(BenchError, match="picky, load: no such file"),
     ):
         process.ask("load")
+
+
+def test_a_peer_that_refuses_a_checkpoint_is_told() -> None:
+    says = 'input(); print(\'{"refused": "rows of 7 columns"}\')'
+    with started(Contender("picky", (sys.executable, "-c", says), True, ""), 1) as process:
+        run = _Run(process, Figures("picky", ""))
+        with pytest.raises(BenchError, match=r"picky, load: rows of 7 columns"):
+            _load(run, Options("model.gguf"))
 
 
 def test_threads_are_bound() -> None:

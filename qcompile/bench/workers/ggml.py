@@ -75,12 +75,13 @@ class Ggml:
         self._supports = _function(
             base, "ggml_backend_supports_op", ctypes.c_bool, Pointer, Pointer
         )
-        compute = _function(base, "ggml_backend_graph_compute", ctypes.c_int, Pointer, Pointer)
+        self._compute = _function(
+            base, "ggml_backend_graph_compute", ctypes.c_int, Pointer, Pointer
+        )
         self.backend = _function(cpu, "ggml_backend_cpu_init", Pointer)()
         _function(cpu, "ggml_backend_cpu_set_n_threads", None, Pointer, ctypes.c_int)(
             self.backend, threads
         )
-        self.run = lambda graph: compute(self.backend, graph)
         usual = _function(base, "ggml_backend_get_default_buffer_type", Pointer, Pointer)
         self.plain: int = usual(self.backend)
         self.named = _function(base, "ggml_backend_buft_name", ctypes.c_char_p, Pointer)
@@ -123,6 +124,10 @@ class Ggml:
         graph = self._graph(context)
         self._expand(graph, y)
         return y, graph
+
+    def run(self, graph: int) -> None:
+        """Compute a graph."""
+        self._compute(self.backend, graph)
 
     def supports(self, result: int) -> bool:
         """Whether the CPU backend computes this tensor with its operands where they are."""
