@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import linecache
 from pathlib import Path
 
@@ -39,3 +41,17 @@ def test_pages_of_floats_go_once_they_are_bound(tmp_path: Path) -> None:
     qcompile.optimize(module, checkpoint=path)
     assert mapped() - before < size // 2
     assert torch.equal(module.weight, values)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_cycles_are_searched_for_again_as_before(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with memory.uncollected():
+            with contextlib.suppress(KeyError), memory.uncollected():
+                raise KeyError
+            assert not gc.isenabled()
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

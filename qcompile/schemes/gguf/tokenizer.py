@@ -10,17 +10,14 @@ bytes that no piece covers (SentencePiece's BPE). ``gpt2``: byte-level merges in
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from qcompile.errors import SchemeError
 from qcompile.hf import need_transformers
+from qcompile.memory import uncollected
 from qcompile.schemes.gguf.merges import implied_merges
 from qcompile.schemes.gguf.pre_tokenizers import PreTokenizer, pre_tokenizer_of
 
@@ -71,7 +68,7 @@ def build_tokenizer(
     types = _types(metadata, tokens, where)
     named = _named(metadata, tokens, where)
     # Hundreds of thousands of small objects live for a moment: collecting in between only costs.
-    with _uncollected():
+    with uncollected():
         if kind == "llama":
             bos_default = True
             tokenizer = _scored(metadata, tokens, types, named.get("unk_token"), where)
@@ -234,19 +231,3 @@ def _flag(metadata: Mapping[str, object], key: str, default: bool) -> bool:
 
 def _error(where: str, found: str, needed: str) -> SchemeError:
     return SchemeError(where, found, needed, "use the tokenizer of the original model")
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection inside; gives freed memory back to the system afterwards."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-        # glibc keeps the memory of small objects that were freed (here over 100 MB) until asked.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-        if trim is not None:
-            trim(0)
