@@ -85,7 +85,7 @@ def test_python_blocks_run(page: Path, folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, f"{shown[0].page}\n{done.stdout}\n{done.stderr}"
 

@@ -115,7 +115,7 @@ def run(block: Block, folder: Path) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=300,
+            timeout=900,
         )
         where = f"{block.page}: $ {command.line}"
         assert same(command.prints, done.stdout), f"{where}\n{done.stdout}"
