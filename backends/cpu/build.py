@@ -28,8 +28,10 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # -ffp-contract=off: a multiply and an add stay two roundings unless the code says fma, so that
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
-# Without these two passes g++ keeps sums in registers; with them, many rows take twice the time.
+# With the first two passes, and with registers allocated loop by loop, g++ keeps sums in memory:
+# many rows take up to twice the time.
 _KERNEL_FLAGS = ("-fno-tree-pre", "-fno-gcse")
+_REGISTER_FLAGS = ("-fira-region=one",)  # clang does not know it
 # The kernels of one variant are compiled: it is built on the machine that runs it.
 _VARIANTS = {
     "generic": (),
@@ -39,12 +41,8 @@ _VARIANTS = {
         *("-mfma", "-mf16c"),
     ),
 }
-_BINDINGS = (
-    "attention.cpp",
-    "binding.cpp",
-    "experts.cpp",
-    "repack.cpp",
-)  # these include torch's headers
+# These include torch's headers.
+_BINDINGS = ("attention.cpp", "binding.cpp", "experts.cpp", "experts_layer.cpp", "repack.cpp")
 _LANES = ("attend.cpp",)  # written over lanes, as the kernels are
 # These leave it to the compiler to use the machine's vectors.
 _VECTORISED = ("blocks.cpp", "words.cpp")
@@ -80,17 +78,25 @@ def load_library() -> Path:
     return path
 
 
+def _version(compiler: str) -> list[str]:
+    return _run([compiler, "--version"]).stdout.splitlines()[:1]
+
+
+def _kernel_flags(compiler: str) -> tuple[str, ...]:
+    clang = any("clang" in line for line in _version(compiler))
+    return _KERNEL_FLAGS if clang else (*_KERNEL_FLAGS, *_REGISTER_FLAGS)
+
+
 def _key(compiler: str) -> str:
-    version = _run([compiler, "--version"]).stdout.splitlines()[:1]
     facts = [
         *(file.name + file.read_text(encoding="utf-8") for file in sorted(_SOURCES.iterdir())),
         *_FLAGS,
         variant(),
-        *_KERNEL_FLAGS,
+        *_kernel_flags(compiler),
         *_VECTOR_FLAGS,
         *_VARIANTS[variant()],
         _STABLE,
-        repr(version),
+        repr(_version(compiler)),
         torch.__version__,
         platform.machine(),
         *sorted(cpu_flags()),
@@ -118,18 +124,18 @@ def _build(compiler: str, path: Path) -> None:
 
 def _sources() -> list[Path]:
     """The files to compile, in the order in which they are linked."""
-    chosen = f"kernels_{variant()}.cpp"
+    chosen = sorted(_SOURCES.glob(f"kernels_*{variant()}.cpp"))
     files = sorted(_SOURCES.glob("*.cpp"))
     # The variant last: where two objects hold the same inline function, the linker keeps the
     # first.
     common = [file for file in files if not file.name.startswith("kernels_")]
-    return [*common, _SOURCES / chosen]
+    return [*common, *chosen]
 
 
 def _compilation(compiler: str, source: Path) -> list[str]:
     extra: tuple[str, ...] = ()
     if source.name.startswith("kernels_") or source.name in _LANES:
-        extra = (*_KERNEL_FLAGS, *_VARIANTS[variant()])
+        extra = (*_kernel_flags(compiler), *_VARIANTS[variant()])
     if source.name in _VECTORISED:
         extra = (*_VECTOR_FLAGS, *_VARIANTS[variant()])
     if source.name in _BINDINGS:

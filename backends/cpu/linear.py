@@ -3,7 +3,8 @@
 Comes in: activations of any leading shape. Goes out: ``x @ w.T + bias`` in the activation's dtype.
 Always holds: weights are decoded in registers or in a tile that stays in the first-level cache; the
 numerics are *exact* (activations keep 23 bits of the largest in their group, 15 where they are
-bfloat16, sums of a group are exact, one rounding at the end) or *fast* (7 bits).
+bfloat16, sums of a group are exact, one rounding at the end) or *fast* (7 bits, one less where a
+group is smaller than others of its 256 columns: steps of a chunk differ by powers of two).
 """
 
 from __future__ import annotations

@@ -68,14 +68,16 @@ inline QC_INLINE void load_unit(const Runs& at, const Table& table, Words (&quad
 
 // **** heads ****
 
-// The scale of a group, and what its middle code stands for: multiplied with the sum of x.
+// The scale of a group, and what a code stands for that sums leave out, the middle one or 0: it is
+// multiplied with the sum of x.
 struct Head {
   Lanes scale, middle;
 };
 
-inline Head load_head(const Weight& w, const uint8_t* heads, int64_t group) {
+inline Head load_head(const Weight& w, const uint8_t* heads, int64_t group,
+                      bool centred = true) {
   const uint8_t* head = heads + w.factor_bytes() + group * w.head_bytes();
-  const Lanes half = spread(static_cast<float>(middle_code(w.bits, false)));
+  const Lanes half = spread(centred ? static_cast<float>(middle_code(w.bits, false)) : 0.f);
   if (w.scale == NESTED) {
     Lanes scale = mul(load_numbers(heads, F16), to_lanes(load_signed_bytes(head)));
     if (w.form != OFFSET) return {scale, zeros()};
@@ -93,17 +95,26 @@ inline Head load_head(const Weight& w, const uint8_t* heads, int64_t group) {
 
 // **** sums ****
 
+// Sums of codes times x begin at minus the middle code, a power of two, times the sum of x.
+constexpr int middle_shift(int bits, bool is_lookup) { return is_lookup ? 7 : bits - 1; }
+
 // The digits of a sum as one number: those from `at` on. Sums of a group of CHUNK columns leave room
-// for two digits.
+// for two digits. One digit: in steps of its chunk.
 template <int P, int N>
-inline QC_INLINE Lanes joined(const Words (&sums)[N], int at, int apart) {
-  if (P == 1) return to_lanes(sums[at]);
+inline QC_INLINE Lanes joined(const Words (&sums)[N], int at, int apart, const int32_t* lift) {
+  if (P == 1) return to_lanes(shift_left_each(sums[at], load_word(lift)));
   if (P == 2) return to_lanes(plus(shift_left(sums[at], 8), sums[at + apart]));
   const Words low = plus(shift_left(sums[at + apart], 8), sums[at + 2 * apart]);
   return fma(to_lanes(sums[at]), spread(65536.f), to_lanes(low));
 }
 
-void write(const Output& out, const Weight& w, int64_t row, int64_t panel, Lanes value) {
+// What sums of a group are multiplied with: one digit's step is that of the chunk, and comes later.
+template <int P>
+inline QC_INLINE Lanes scaled(const Lanes& scale, const float* step) {
+  return P == 1 ? scale : mul(scale, spread(*step));
+}
+
+inline void write(const Output& out, const Weight& w, int64_t row, int64_t panel, Lanes value) {
   int64_t first = panel * ROWS, count = std::min<int64_t>(ROWS, w.n - first);
   int64_t at = row * w.n + first;
   if (count == ROWS) {

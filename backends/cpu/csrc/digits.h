@@ -7,83 +7,175 @@
 //   P = 1   |v| <= 127: the `fast` numerics, as llama.cpp rounds.
 //
 // The step of P = 2 and 3 is a power of two, so that numbers of 8 bits less than 2^7 (2^15) below
-// the largest of their group lose nothing. A group that holds an infinity or a NaN gets a NaN for
-// its step: the whole row comes out as NaN. Groups below 2^-103 are rounded to multiples of 2^-126.
+// the largest of their group lose nothing. That of P = 1 is the chunk's, the largest of 256 columns
+// divided by 127, and a group whose numbers are smaller is finer by a power of two, 2^LIFT at most:
+// its largest v is 64 or more. So sums of a chunk are scaled once, after a shift.
+//
+// A group that holds an infinity or a NaN gets a NaN for its step: the whole row comes out as NaN.
+// Groups below 2^-103 are rounded to multiples of 2^-126, or to zero by P = 1.
 #pragma once
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
 #include "panel.h"
+#include "repeat.h"
 
 namespace {
 using namespace qc;
+
+constexpr int LIFT = 7;  // sums of 256 columns, bytes times bytes, leave as many bits
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline uint32_t fraction(uint32_t bits) { return bits & 0x7fffffu; }
+inline float power_of_two(int exponent) {  // of a normal number
+  return float_of(static_cast<uint32_t>(exponent + 127) << 23);
+}
 
 // What a group is multiplied with to become whole numbers, and the step of those numbers.
 struct Grid {
   float factor, step;
 };
 
-Grid grid_of(uint32_t largest_bits, int64_t digits) {
-  float largest;
-  std::memcpy(&largest, &largest_bits, 4);
-  if (largest_bits >= 0x7f800000u) return {0.f, std::numeric_limits<float>::quiet_NaN()};
-  if (largest_bits == 0) return {0.f, 0.f};
-  if (digits == 1) {
-    if (largest < 0x1p-100f) return {0.f, 0.f};
-    return {127.f / largest, largest / 127.f};
+template <int P>
+inline Grid grid_of(uint32_t largest) {
+  if (largest >= 0x7f800000u) return {0.f, std::numeric_limits<float>::quiet_NaN()};
+  if (largest == 0) return {0.f, 0.f};
+  if (P == 1) {
+    const float x = float_of(largest);
+    if (x < 0x1p-100f) return {0.f, 0.f};
+    return {127.f / x, x / 127.f};
   }
   // The largest whole number whose highest digit is at most 127.
-  const float limit = digits == 2 ? 32639.f : 8355711.f;
-  int exponent = static_cast<int>(largest_bits >> 23) - 127;
-  exponent = (digits == 2 ? 14 : 22) - exponent;
+  const uint32_t limit = fraction(bits_of(P == 2 ? 32639.f : 8355711.f));
+  int exponent = (P == 2 ? 14 : 22) + 127 - static_cast<int>(largest >> 23);
+  exponent -= fraction(largest) > limit;
   if (exponent > 126) exponent = 126;  // the step stays a normal number
-  if (std::ldexp(largest, exponent) > limit) exponent--;
-  return {std::ldexp(1.f, exponent), std::ldexp(1.f, -exponent)};
+  return {power_of_two(exponent), power_of_two(-exponent)};
 }
 
-Words largest_bits(const float* x, int64_t columns) {
-  Words largest = spread_word(0);
-  for (int64_t c = 0; c < columns; c += 16) {
-    largest = larger(largest, mask(bits_of(load_lanes(x + c)), 0x7fffffffu));
+// How many times the first of two largest numbers can be doubled within the second, LIFT at most.
+inline int doublings(uint32_t largest, uint32_t of_chunk) {
+  if (largest == 0) return 0;
+  const int times = static_cast<int>(of_chunk >> 23) - static_cast<int>(largest >> 23) -
+                    (fraction(largest) > fraction(of_chunk));
+  return times < LIFT ? times : LIFT;
+}
+
+constexpr int64_t UNITS = CHUNK / UNIT;
+
+// The units of a chunk, and how many a group has.
+struct Units {
+  int64_t count, group;
+  uint32_t largest[UNITS];
+  float factor[UNITS];
+
+  int64_t end(int64_t g) const { return std::min((g + 1) * group, count); }
+};
+
+// Steps of a chunk's groups, and the factors of its units; false where one is not finite.
+template <int P>
+bool choose_steps(Units& units, int64_t groups, int32_t* lift, float* step) {
+  uint32_t largest[UNITS], all = 0;
+  for (int64_t g = 0, u = 0; g < groups; g++) {
+    largest[g] = 0;
+    for (; u < units.end(g); u++) largest[g] = std::max(largest[g], units.largest[u]);
+    all = std::max(all, largest[g]);
   }
-  return largest;
+  const Grid chunk = grid_of<P>(all);
+  for (int64_t g = 0, u = 0; g < groups; g++) {
+    Grid grid = chunk;
+    if (P == 1) {
+      const int finer = chunk.step > 0 ? doublings(largest[g], all) : 0;
+      grid.factor *= static_cast<float>(1 << finer);
+      grid.step *= 1.f / (1 << LIFT);
+      lift[g] = LIFT - finer;
+    } else {
+      grid = grid_of<P>(largest[g]);
+    }
+    step[g] = grid.step;
+    for (; u < units.end(g); u++) units.factor[u] = grid.factor;
+  }
+  return chunk.step == chunk.step;
+}
+
+// The digits of a unit: to memory, and to registers that will be added up.
+template <int P>
+inline QC_INLINE void split(Words v, int8_t* codes, int64_t width, Words (&digits)[P][UNITS],
+                            int64_t u) {
+#pragma GCC unroll 3
+  for (int p = P - 1; p > 0; p--) {
+    const Words rest = shift_right_signed(plus(v, spread_word(128)), 8);
+    digits[p][u] = plus(v, shift_left(plus(flip(rest, ~0u), spread_word(1)), 8));  // the lowest
+    store_low_bytes(codes + p * width, digits[p][u]);
+    v = rest;
+  }
+  digits[0][u] = v;
+  store_low_bytes(codes, v);
+}
+
+// A chunk of a row: `groups` groups of `group` units but for the last. FULL says that it has all
+// UNITS that a chunk can have.
+template <int P, bool FULL>
+void quantize_chunk(int64_t groups, int64_t group, int64_t all_units, const float* x,
+                    const Rows& to) {
+  auto* codes = const_cast<int8_t*>(to.codes);
+  auto* totals = const_cast<int32_t*>(to.totals);
+  auto* lift = const_cast<int32_t*>(to.lift);
+  auto* step = const_cast<float*>(to.step);
+  auto* sums = const_cast<float*>(to.sums);
+  const int64_t count = FULL ? UNITS : all_units;
+  Units units;
+  units.group = group;
+  units.count = count;
+  Words largest[UNITS], digits[P][UNITS];
+  for (int64_t u = FULL ? UNITS : 0; u < UNITS; u++) {
+    largest[u] = spread_word(0);
+    for (int p = 0; p < P; p++) digits[p][u] = spread_word(0);
+  }
+  for (int64_t u = 0; u < count; u++) {
+    largest[u] = mask(bits_of(load_lanes(x + u * UNIT)), 0x7fffffffu);
+  }
+  store_words(units.largest, largest_of_each(largest));
+  const bool finite = choose_steps<P>(units, groups, lift, step);
+  for (int64_t u = 0; u < count; u++) {
+    Words v = rounded(mul(load_lanes(x + u * UNIT), spread(units.factor[u])));
+    if (!finite) v = spread_word(0);
+    split<P>(v, codes + u * UNIT, to.width, digits, u);
+  }
+  int32_t total[P][UNITS];
+  for (int p = 0; p < P; p++) store_words(total[p], total_of_each(digits[p]));
+  for (int64_t g = 0, u = 0, end; g < groups; g++, u = end) {
+    end = units.end(g);
+    int64_t all = 0;
+    for (int p = 0; p < P; p++) {
+      int32_t sum = 0;
+      for (int64_t i = u; i < end; i++) sum += total[p][i];
+      totals[p * to.groups + g] = -sum;
+      all = all * 256 + sum;
+    }
+    sums[g] = P == 1 ? static_cast<float>(all * (1 << lift[g]))
+                     : static_cast<float>(static_cast<double>(all) * step[g]);
+  }
 }
 
 template <int P>
 void quantize_row(const Weight& w, const float* x, const Rows& to, int64_t row) {
-  const int64_t groups = to.groups;
-  auto* codes = const_cast<int8_t*>(to.codes) + row * P * to.padded;
-  auto* totals = const_cast<int32_t*>(to.totals) + row * P * groups;
-  auto* step = const_cast<float*>(to.step) + row * groups;
-  auto* sums = const_cast<float*>(to.sums) + row * groups;
-  for (int64_t g = 0, at = 0; g < groups; g++) {
-    const int64_t columns = w.units(g) * UNIT;  // padding is zero
-    const Grid grid = grid_of(static_cast<uint32_t>(largest_of(largest_bits(x + at, columns))), P);
-    const Lanes factor = spread(grid.factor);
-    Words total[P];
-    for (auto& t : total) t = spread_word(0);
-    for (int64_t c = 0; c < columns; c += 16, at += 16) {
-      Words v = grid.step == grid.step ? rounded(mul(load_lanes(x + at), factor)) : spread_word(0);
-#pragma GCC unroll 3
-      for (int p = P - 1; p > 0; p--) {
-        Words rest = shift_right_signed(plus(v, spread_word(128)), 8);
-        v = plus(v, shift_left(plus(flip(rest, ~0u), spread_word(1)), 8));  // the lowest digit
-        total[p] = plus(total[p], v);
-        store_low_bytes(codes + p * to.padded + at, v);
-        v = rest;
-      }
-      total[0] = plus(total[0], v);
-      store_low_bytes(codes + at, v);
-    }
-    double all = 0;
-    for (int p = 0; p < P; p++) {
-      const int32_t sum = total_of(total[p]);
-      totals[p * groups + g] = sum;
-      all = all * 256 + sum;
-    }
-    step[g] = grid.step;
-    sums[g] = static_cast<float>(all * static_cast<double>(grid.step));
+  for (int64_t c = 0; c < w.chunks(); c++, x += to.width) {
+    const Chunk at = w.chunk(c);
+    const int64_t group = w.padded_group() / UNIT;
+    const int64_t count = (at.groups - 1) * group + w.units(at.group + at.groups - 1);
+    if (count == UNITS) quantize_chunk<P, true>(at.groups, group, count, x, to.at(c, row));
+    else quantize_chunk<P, false>(at.groups, group, count, x, to.at(c, row));
   }
 }
 

@@ -3,37 +3,14 @@
 // stays in float32.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <string>
 
-#include "tensors.h"
-
-using torch::headeronly::ScalarType;
+#include "experts_layer.h"
 
 namespace qc {
 namespace {
 
 constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory between the products
-constexpr int64_t PANELS_A_TASK = 8;
-enum RoleKind : int64_t { GATE = 0, UP = 1, GATE_UP = 2, DOWN = 3 };
-
-// The matrices of one role: `experts` weights of one shape, one after the other.
-struct Role {
-  RoleKind kind;
-  Weight first;
-  int64_t table_step;
-  const int32_t* columns;  // [experts][k]: column of x at each place, or null
-
-  Weight of(int64_t expert) const {
-    Weight w = first;
-    w.blob += expert * w.panels() * w.panel_bytes();
-    w.table += expert * table_step;
-    return w;
-  }
-  const int32_t* columns_of(int64_t expert) const {
-    return columns ? columns + expert * first.k : nullptr;
-  }
-};
+constexpr int64_t PANELS_A_TASK = 16;
 
 // Rows of one role's input in its own order of columns, and its output.
 struct Buffers {
@@ -43,64 +20,6 @@ struct Buffers {
   Buffers(const Weight& w, int64_t rows, int64_t digits)
       : x(w, rows, digits), y(static_cast<size_t>(rows * w.n)) {}
 };
-
-// Rows [begin, end) of the sorted pairs belong to one expert.
-struct Run {
-  int64_t expert, begin, end;
-};
-
-struct Pair {
-  int64_t token, slot;
-};
-
-struct Layer {
-  std::vector<Role> up;
-  Role down;
-  int64_t experts;
-  std::vector<float> up_bias, down_bias;  // [experts][n], empty without
-};
-
-struct Function {
-  enum { SILU, GELU, GELU_TANH, RELU, RELU2, SIGMOID, TANH, IDENTITY, SWIGLU_OAI } kind;
-  bool gated;
-  float alpha, limit;
-
-  float plain(float x) const {
-    switch (kind) {
-      case SILU: return x / (1.f + std::exp(-x));
-      case GELU: return 0.5f * x * (1.f + std::erf(x * 0.70710678f));
-      case GELU_TANH:
-        return 0.5f * x * (1.f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-      case RELU: return x > 0 ? x : 0;
-      case RELU2: return x > 0 ? x * x : 0;
-      case SIGMOID: return 1.f / (1.f + std::exp(-x));
-      case TANH: return std::tanh(x);
-      default: return x;
-    }
-  }
-  float pair(float gate, float up) const {
-    gate = std::min(gate, limit);
-    up = std::min(std::max(up, -limit), limit);
-    if (kind == SWIGLU_OAI) return (up + 1.f) * gate / (1.f + std::exp(-gate * alpha));
-    return plain(gate) * up;
-  }
-};
-
-Function function_of(const std::string& name, bool gated, double alpha, double limit) {
-  static const char* names[] = {"silu",    "gelu", "gelu_tanh", "relu",      "relu2",
-                                "sigmoid", "tanh", "identity",  "swiglu_oai"};
-  Function found{};
-  found.gated = gated;
-  found.alpha = static_cast<float>(alpha);
-  found.limit = static_cast<float>(limit);
-  for (int i = 0; i < 9; i++) {
-    if (name == names[i]) {
-      found.kind = static_cast<decltype(found.kind)>(i);
-      return found;
-    }
-  }
-  STD_TORCH_CHECK(false, "qcompile_cpu: unknown function of experts: ", name);
-}
 
 // Work that threads take piece by piece, since experts have different numbers of rows.
 template <typename Body>
@@ -128,7 +47,7 @@ struct Product {
   int64_t bias_step;
 };
 
-void multiply_runs(const std::vector<Product>& products, const std::vector<Run>& runs) {
+void multiply_runs(const std::vector<Product>& products, const std::vector<ExpertRun>& runs) {
   struct Task {
     int64_t product, run, begin, end;
   };
@@ -145,7 +64,7 @@ void multiply_runs(const std::vector<Product>& products, const std::vector<Run>&
   share_out(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     const Task& task = tasks[static_cast<size_t>(i)];
     const Product& product = products[static_cast<size_t>(task.product)];
-    const Run& run = runs[static_cast<size_t>(task.run)];
+    const ExpertRun& run = runs[static_cast<size_t>(task.run)];
     const Weight w = product.role->of(run.expert);
     Rows in = product.buffers->x.rows().from(run.begin);
     in.m = run.end - run.begin;
@@ -157,12 +76,12 @@ void multiply_runs(const std::vector<Product>& products, const std::vector<Run>&
 
 // The rows between the products: the function of what the up products gave.
 void apply(const Function& function, const std::vector<Buffers>& up, const Layer& layer,
-           const std::vector<Run>& runs, Buffers& down) {
+           const std::vector<ExpertRun>& runs, Buffers& down) {
   const Weight& w = layer.down.first;
   const int64_t width = w.k;
   const bool apart = layer.up.size() == 2;
   share_out(static_cast<int64_t>(runs.size()), [&](int64_t i) {
-    const Run& run = runs[static_cast<size_t>(i)];
+    const ExpertRun& run = runs[static_cast<size_t>(i)];
     std::vector<float> row(static_cast<size_t>(width));
     for (int64_t r = run.begin; r < run.end; r++) {
       const float* first = up[0].y.data() + r * layer.up[0].first.n;
@@ -179,19 +98,21 @@ void apply(const Function& function, const std::vector<Buffers>& up, const Layer
 
 // Some runs of pairs, through both products, added to the tokens' sums.
 void run_experts(const Layer& layer, const Function& function, const float* x,
-                 const std::vector<Pair>& pairs, const std::vector<Run>& given,
+                 const std::vector<Pair>& pairs, const std::vector<ExpertRun>& given,
                  const float* shares, int64_t top, std::vector<int64_t>& place_of, float* out,
                  int64_t tokens, int64_t digits) {
   const int64_t start = given.front().begin, rows = given.back().end - start;
-  std::vector<Run> runs;
-  for (const Run& run : given) runs.push_back({run.expert, run.begin - start, run.end - start});
+  std::vector<ExpertRun> runs;
+  for (const ExpertRun& run : given) {
+    runs.push_back({run.expert, run.begin - start, run.end - start});
+  }
   const int64_t h = layer.up[0].first.k;
   std::vector<Buffers> up;
   up.reserve(layer.up.size());  // digits point into themselves
   for (const Role& role : layer.up) up.emplace_back(role.first, rows, digits);
   Buffers down(layer.down.first, rows, digits);
   share_out(static_cast<int64_t>(runs.size()), [&](int64_t i) {
-    const Run& run = runs[static_cast<size_t>(i)];
+    const ExpertRun& run = runs[static_cast<size_t>(i)];
     for (int64_t r = run.begin; r < run.end; r++) {
       const float* row = x + pairs[static_cast<size_t>(start + r)].token * h;
       for (size_t p = 0; p < up.size(); p++) {
@@ -233,82 +154,10 @@ void run_experts(const Layer& layer, const Function& function, const float* x,
   });
 }
 
-std::vector<float> widened(const Tensor& given) {
-  Tensor values = dense(given);
-  std::vector<float> out(static_cast<size_t>(values.numel()));
-  kernels().widen(values.data_ptr(), 0, number_of(values), values.numel(), out.data());
-  return out;
-}
-
 std::vector<float> bias_of(const std::optional<Tensor>& bias, int64_t needed) {
   if (!bias.has_value()) return {};
   STD_TORCH_CHECK(bias->numel() == needed, "qcompile_cpu: a bias has not the rows of its experts");
   return widened(*bias);
-}
-
-constexpr size_t NUMBERS = 8;  // kind, n, k, bits, group, form, scale, permuted
-
-Layer layer_of(const std::vector<Tensor>& parts, const std::vector<int64_t>& shape) {
-  Layer layer{};
-  layer.experts = parts.at(0).size(0);
-  size_t part = 0;
-  bool has_down = false;
-  for (size_t at = 0; at + NUMBERS <= shape.size(); at += NUMBERS) {
-    const int64_t* s = shape.data() + at;
-    const Tensor& blob = parts.at(part++);
-    const Tensor& table = parts.at(part++);
-    Role role{static_cast<RoleKind>(s[0]),
-              weight_over(blob.data_ptr(), table.data_ptr(), s + 1),
-              table.numel() / layer.experts, nullptr};
-    STD_TORCH_CHECK(
-        blob.numel() == layer.experts * role.first.panels() * role.first.panel_bytes(),
-        "qcompile_cpu: a role does not have the bytes of its shape");
-    if (s[7]) role.columns = static_cast<const int32_t*>(parts.at(part++).data_ptr());
-    if (role.kind == DOWN) {
-      layer.down = role;
-      has_down = true;
-    } else {
-      layer.up.push_back(role);
-    }
-  }
-  STD_TORCH_CHECK(has_down && !layer.up.empty(), "qcompile_cpu: experts without a product");
-  // Gate rows first, whatever the order in which the roles came.
-  std::sort(layer.up.begin(), layer.up.end(),
-            [](const Role& a, const Role& b) { return a.kind < b.kind; });
-  return layer;
-}
-
-// The pairs of token and slot by expert, and the runs of equal experts.
-std::vector<Run> group_pairs(const Tensor& ids, int64_t experts, std::vector<Pair>& pairs) {
-  const int64_t tokens = ids.size(0), top = ids.size(1);
-  const bool wide = ids.scalar_type() == ScalarType::Long;
-  STD_TORCH_CHECK(wide || ids.scalar_type() == ScalarType::Int,
-                  "qcompile_cpu: chosen experts must be int32 or int64");
-  auto id = [&](int64_t i) -> int64_t {
-    return wide ? static_cast<const int64_t*>(ids.data_ptr())[i]
-                : static_cast<const int32_t*>(ids.data_ptr())[i];
-  };
-  std::vector<int64_t> starts(static_cast<size_t>(experts + 1), 0);
-  for (int64_t i = 0; i < tokens * top; i++) {
-    STD_TORCH_CHECK(id(i) >= 0 && id(i) < experts, "qcompile_cpu: expert ", id(i),
-                    " is outside 0..", experts - 1);
-    starts[static_cast<size_t>(id(i) + 1)]++;
-  }
-  std::vector<Run> runs;
-  for (int64_t e = 0; e < experts; e++) {
-    const int64_t begin = starts[static_cast<size_t>(e)];
-    starts[static_cast<size_t>(e + 1)] += begin;
-    if (starts[static_cast<size_t>(e + 1)] > begin) {
-      runs.push_back({e, begin, starts[static_cast<size_t>(e + 1)]});
-    }
-  }
-  pairs.resize(static_cast<size_t>(tokens * top));
-  for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t slot = 0; slot < top; slot++) {
-      pairs[static_cast<size_t>(starts[static_cast<size_t>(id(t * top + slot))]++)] = {t, slot};
-    }
-  }
-  return runs;
 }
 
 Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor& weights,
@@ -338,11 +187,11 @@ Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor&
     rows = wide.data();
   }
   std::vector<Pair> pairs;
-  const std::vector<Run> runs = group_pairs(ids, layer.experts, pairs);
+  const std::vector<ExpertRun> runs = group_pairs(ids, layer.experts, pairs);
   const int64_t top = ids.size(1);
   std::vector<int64_t> place_of(static_cast<size_t>(tokens * top));
   for (size_t at = 0; at < runs.size();) {
-    std::vector<Run> some;
+    std::vector<ExpertRun> some;
     int64_t count = 0;
     while (at < runs.size() && (some.empty() || count + runs[at].end - runs[at].begin <=
                                                     ROWS_AT_ONCE)) {

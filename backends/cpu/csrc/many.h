@@ -7,8 +7,11 @@
 namespace {
 constexpr int64_t QUAD_COUNT = CHUNK / 4;
 constexpr int64_t ROWS_AT_ONCE = 512;  // their sums stay in the second cache
-constexpr int SIDE = QC_REGISTERS < 32 ? 1 : 4;     // panels decoded at once
-constexpr int DIGIT_ROWS = QC_REGISTERS < 32 ? 3 : 6;  // rows times digits whose sums fit registers
+constexpr int SIDE = QC_REGISTERS < 32 ? 1 : 3;  // panels decoded at once
+// Rows whose sums, of digits and of groups, fit registers.
+constexpr int rows_together(int digits) {
+  return QC_REGISTERS < 32 ? (digits == 1 ? 3 : 1) : (digits == 1 ? 4 : 2);
+}
 
 // A chunk of SIDE panels.
 struct Tile {
@@ -16,14 +19,18 @@ struct Tile {
   alignas(64) float scale[CHUNK / UNIT][SIDE][ROWS], middle[CHUNK / UNIT][SIDE][ROWS];
 };
 
+// With one digit, forms with an extra leave codes as they are: their sums begin at zero.
+constexpr bool is_centred(int digits, bool extra) { return digits > 1 || !extra; }
+
 template <int BITS, bool TABLE>
-void decode_chunk(const Weight& w, const Chunk& at, int64_t panel, int side, Tile& tile) {
+__attribute__((noinline)) void decode_chunk(const Weight& w, const Chunk& at, int64_t panel,
+                                            int side, bool centred, Tile& tile) {
   const Table table = load_table(w.table);
   const uint8_t* base = w.blob + panel * w.panel_bytes();
   Runs runs(base, at);
   int64_t quad = 0;
   for (int64_t g = 0; g < at.groups; g++) {
-    const Head head = load_head(w, base + at.heads, g);
+    const Head head = load_head(w, base + at.heads, g, centred);
     store_lanes(tile.scale[g][side], head.scale);
     store_lanes(tile.middle[g][side], head.middle);
     for (int64_t left = w.units(at.group + g); left > 0; left--, quad += QUADS) {
@@ -36,90 +43,225 @@ void decode_chunk(const Weight& w, const Chunk& at, int64_t panel, int side, Til
   }
 }
 
-// M rows of P digits times a tile of S panels, added to sums[m][SIDE][ROWS].
-template <bool WIDE, int P, int M, int S>
-void multiply_tile(const Weight& w, const Chunk& at, const Tile& tile, const Rows& in, float* sums) {
+// The lines of the next chunk of some panels, asked for little by little while this one is
+// multiplied; after the last chunk comes the first of the next panels.
+class Ahead {
+ public:
+  Ahead(const Weight& w, const Chunk& at, int64_t panel, int64_t side, int64_t blocks)
+      : panel_bytes_(w.panel_bytes()), length_(at.end - at.heads), left_(side * length_) {
+    const bool last = at.end == panel_bytes_;
+    next_ = w.blob + (last ? panel + side : panel) * panel_bytes_ + (last ? 0 : at.end);
+    share_ = up_to((left_ + blocks - 1) / blocks, LINE);
+  }
+  void fetch() {
+    for (int64_t i = 0; i < share_ && left_ > 0; i += LINE, left_ -= LINE) {
+      __builtin_prefetch(next_ + at_);
+      at_ += LINE;
+      if (at_ < length_) continue;
+      at_ = 0;
+      next_ += panel_bytes_;
+    }
+  }
+
+ private:
+  const uint8_t* next_;
+  int64_t panel_bytes_, length_, left_, share_, at_ = 0;
+};
+
+// Rows of a chunk, and where their sums begin.
+struct Block {
+  const int8_t* codes;
+  const int32_t *starts, *lift;
+  const float *step, *sums;
+  int64_t width, groups;
+  int64_t count, units, last_units;  // groups of this chunk, units of one and of the last
+
+  Block(const Weight& w, const Chunk& at, const Rows& in, const int32_t* starts)
+      : codes(in.codes), starts(starts), lift(in.lift), step(in.step), sums(in.sums),
+        width(in.width), groups(in.groups), count(at.groups), units(w.padded_group() / UNIT),
+        last_units(w.units(at.group + at.groups - 1)) {}
+  void skip(int64_t rows, int64_t digits) {
+    codes += rows * digits * width;
+    starts += rows * digits * groups;
+    lift += rows * groups;
+    step += rows * groups;
+    sums += rows * groups;
+  }
+};
+
+// What the sums of codes leave out: middles times the sums of x.
+template <int M, int S>
+inline QC_INLINE void add_middles(const Tile& tile, const Block& in, Lanes (&part)[M * S]) {
+  const float *middle = tile.middle[0][0], *sums = in.sums;
+  for (int64_t left = in.count; left > 0; left--, middle += SIDE * ROWS, sums++) {
+    Lanes at[S];
+    repeat<S>([&](auto s) QC_INLINE { at[s] = load_lanes(middle + s * ROWS); });
+    repeat<M>([&](auto m) QC_INLINE {
+      const Lanes sum = spread(sums[m * in.groups]);
+      repeat<S>([&](auto s) QC_INLINE { part[m * S + s] = fma(at[s], sum, part[m * S + s]); });
+    });
+  }
+}
+
+// M rows of P digits times a tile of S panels, added to sums[m][SIDE][ROWS] unless they are the
+// first. All that is added up stays in registers for a chunk: with fewer sums at a time than fit,
+// those of one block are scaled while the next one's products run.
+template <bool WIDE, bool EXTRA, int P, int M, int S>
+inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool first, float* sums) {
   constexpr int A = M * P;
-  const int64_t words = in.padded / 4;
-  const int middle = middle_code(w.bits, w.form == LOOKUP);
-  const auto* x = reinterpret_cast<const int32_t*>(in.codes) +
-                  at.group * (w.padded_group() / 4);
   const uint8_t* quads = tile.quads[0][0];
-  for (int64_t i = 0; i < at.groups; i++) {
-    const int64_t g = at.group + i;
+  const float* scale = tile.scale[0][0];
+  const int8_t* x = in.codes;
+  Lanes part[M * S];  // one digit: in steps of the chunk
+  repeat<M>([&](auto m) QC_INLINE {
+    repeat<S>([&](auto s) QC_INLINE {
+      const float* from = sums + (m * SIDE + s) * ROWS;
+      part[m * S + s] = P == 1 || first ? zeros() : load_lanes(from);
+    });
+  });
+  for (int64_t g = 0; g < in.count; g++, scale += SIDE * ROWS) {
     Words acc[A * S];
     repeat<A>([&](auto a) QC_INLINE {
-      const Words start = spread_word(-middle * in.totals[a * in.groups + g]);
+      const Words start =
+          is_centred(P, EXTRA) ? load_word(in.starts + a * in.groups + g) : spread_word(0);
       repeat<S>([&](auto s) QC_INLINE { acc[a * S + s] = start; });
     });
-    for (int64_t left = w.units(g) * QUADS; left > 0; left--, x++, quads += SIDE * LINE) {
-      Words code[S];
-      repeat<S>([&](auto s) QC_INLINE { code[s] = load_words(quads + s * LINE); });
-      repeat<A>([&](auto a) QC_INLINE {
-        const Words four = spread_word(x[a * words]);
-        repeat<S>([&](auto s) QC_INLINE {
-          acc[a * S + s] = dot<WIDE>(acc[a * S + s], code[s], four);
+    for (int64_t left = g + 1 < in.count ? in.units : in.last_units; left > 0; left--) {
+      repeat<QUADS>([&](auto q) QC_INLINE {
+        Words code[S];
+        repeat<S>([&](auto s) QC_INLINE { code[s] = load_words(quads + (q * SIDE + s) * LINE); });
+        repeat<A>([&](auto a) QC_INLINE {
+          const Words four = load_word(reinterpret_cast<const int32_t*>(x + a * in.width + q * 4));
+          repeat<S>([&](auto s) QC_INLINE {
+            acc[a * S + s] = dot<WIDE>(acc[a * S + s], code[s], four);
+          });
         });
       });
+      quads += QUADS * SIDE * LINE;
+      x += UNIT;
     }
     repeat<M>([&](auto m) QC_INLINE {
-      const Lanes step = spread(in.step[m * in.groups + g]);
+      const int64_t place = m * in.groups + g;
       repeat<S>([&](auto s) QC_INLINE {
-        float* to = sums + (m * SIDE + s) * ROWS;
-        const Lanes factor = mul(load_lanes(tile.scale[i][s]), step);
-        Lanes all = fma(factor, joined<P>(acc, m * P * S + s, S), load_lanes(to));
-        if (w.has_extra()) {
-          all = fma(load_lanes(tile.middle[i][s]), spread(in.sums[m * in.groups + g]), all);
-        }
-        store_lanes(to, all);
+        part[m * S + s] = fma(scaled<P>(load_lanes(scale + s * ROWS), in.step + place),
+                              joined<P>(acc, m * P * S + s, S, in.lift + place), part[m * S + s]);
       });
     });
   }
+  if (EXTRA) add_middles<M, S>(tile, in, part);
+  repeat<M>([&](auto m) QC_INLINE {
+    const Lanes step = spread(in.step[m * in.groups]);
+    repeat<S>([&](auto s) QC_INLINE {
+      float* to = sums + (m * SIDE + s) * ROWS;
+      Lanes all = part[m * S + s];
+      if (P == 1) all = first ? mul(step, all) : fma(step, all, load_lanes(to));
+      store_lanes(to, all);
+    });
+  });
 }
 
-template <bool WIDE, int P, int S>
-void multiply_rows(const Weight& w, const Chunk& at, const Tile& tile, const Rows& in, float* sums) {
-  constexpr int M = DIGIT_ROWS / P;
-  int64_t m = 0;
-  for (; m + M <= in.m; m += M) {
-    multiply_tile<WIDE, P, M, S>(w, at, tile, in.from(m), sums + m * SIDE * ROWS);
-  }
-  for (; m < in.m; m++) {
-    multiply_tile<WIDE, P, 1, S>(w, at, tile, in.from(m), sums + m * SIDE * ROWS);
+// `blocks` blocks of M rows.
+template <bool WIDE, bool EXTRA, int P, int M, int S>
+void multiply_blocks(int64_t blocks, const Tile& tile, const Block& from, bool first, float* sums,
+                     Ahead& ahead) {
+  Block in = from;
+  for (; blocks > 0; blocks--, sums += M * SIDE * ROWS) {
+    ahead.fetch();
+    multiply_tile<WIDE, EXTRA, P, M, S>(tile, in, first, sums);
+    in.skip(M, P);
   }
 }
 
-template <bool WIDE, int P>
-void multiply_side(int64_t side, const Weight& w, const Chunk& at, const Tile& tile, const Rows& in,
-                   float* sums) {
-  if (side == SIDE) return multiply_rows<WIDE, P, SIDE>(w, at, tile, in, sums);
-  if (side == 3) return multiply_rows<WIDE, P, SIDE < 3 ? SIDE : 3>(w, at, tile, in, sums);
-  if (side == 2) return multiply_rows<WIDE, P, SIDE < 2 ? SIDE : 2>(w, at, tile, in, sums);
-  multiply_rows<WIDE, P, 1>(w, at, tile, in, sums);
+// `blocks` blocks of `rows` rows, M at most.
+template <bool WIDE, bool EXTRA, int P, int M, int S>
+void choose_blocks(int64_t rows, int64_t blocks, const Tile& tile, const Block& in, bool first,
+                   float* sums, Ahead& ahead) {
+  if constexpr (M > 1) {
+    if (rows < M) {
+      return choose_blocks<WIDE, EXTRA, P, M - 1, S>(rows, blocks, tile, in, first, sums, ahead);
+    }
+  }
+  multiply_blocks<WIDE, EXTRA, P, M, S>(blocks, tile, in, first, sums, ahead);
+}
+
+// All m rows, in blocks as even as can be.
+template <bool WIDE, bool EXTRA, int P, int S>
+void multiply_rows(const Tile& tile, const Block& given, int64_t m, bool first, float* sums,
+                   Ahead& ahead) {
+  constexpr int64_t M = rows_together(P);
+  const int64_t blocks = (m + M - 1) / M, rows = m / blocks, more = m % blocks;
+  Block in = given;
+  choose_blocks<WIDE, EXTRA, P, M, S>(rows, blocks - more, tile, in, first, sums, ahead);
+  if (more == 0) return;
+  const int64_t done = (blocks - more) * rows;
+  in.skip(done, P);
+  sums += done * SIDE * ROWS;
+  choose_blocks<WIDE, EXTRA, P, M, S>(rows + 1, more, tile, in, first, sums, ahead);
+}
+
+// A tile of `side` panels, S at most.
+template <bool WIDE, bool EXTRA, int P, int S>
+void multiply_side(int64_t side, const Tile& tile, const Block& in, int64_t m, bool first,
+                   float* sums, Ahead& ahead) {
+  if constexpr (S > 1) {
+    if (side < S) {
+      return multiply_side<WIDE, EXTRA, P, S - 1>(side, tile, in, m, first, sums, ahead);
+    }
+  }
+  multiply_rows<WIDE, EXTRA, P, S>(tile, in, m, first, sums, ahead);
+}
+
+// Where the sums of the rows' digits with centred codes begin, in each group of a chunk.
+inline void set_starts(const Weight& w, const Rows& in, int32_t* starts) {
+  const int32_t *from = in.totals, factor = 1 << middle_shift(w.bits, w.form == LOOKUP);
+  const int64_t count = in.m * in.digits * in.groups;
+  for (int64_t i = 0; i < count; i++) starts[i] = from[i] * factor;
+}
+
+// The rows of panels [panel, panel + side), whose sums are in sums[m][SIDE][ROWS].
+inline void write_side(const Output& out, const Weight& w, int64_t m0, int64_t m, int64_t panel,
+                       int64_t side, const float* sums) {
+  for (int64_t i = 0; i < m; i++, sums += SIDE * ROWS) {
+    for (int64_t s = 0; s < side; s++) {
+      write(out, w, m0 + i, panel + s, load_lanes(sums + s * ROWS));
+    }
+  }
+}
+
+template <int BITS, bool TABLE, int P, bool EXTRA>
+void many_panels(const Weight& w, const Rows& all, const Output& out, int64_t begin, int64_t end) {
+  constexpr bool WIDE = WIDE_DIFFERS && (BITS == 8 || TABLE);
+  static thread_local Tile tile;
+  static thread_local std::vector<float> sums;
+  static thread_local std::vector<int32_t> starts;
+  for (int64_t m0 = 0; m0 < all.m; m0 += ROWS_AT_ONCE) {
+    const int64_t rows = std::min(all.m - m0, ROWS_AT_ONCE);
+    const int64_t sides = (end - begin + SIDE - 1) / SIDE;
+    sums.resize(static_cast<size_t>(rows * SIDE * ROWS));
+    if (is_centred(P, EXTRA)) starts.resize(static_cast<size_t>(rows * P * all.groups));
+    for (int64_t i = 0, panel = begin, side; i < sides; i++, panel += side) {
+      side = begin + (end - begin) * (i + 1) / sides - panel;  // as even as can be
+      for (int64_t c = 0; c < w.chunks(); c++) {
+        const Chunk at = w.chunk(c);
+        Rows in = all.at(c, m0);
+        in.m = rows;
+        for (int s = 0; s < side; s++) {
+          decode_chunk<BITS, TABLE>(w, at, panel + s, s, is_centred(P, EXTRA), tile);
+        }
+        Ahead ahead(w, at, panel, side, (rows + rows_together(P) - 1) / rows_together(P));
+        if (is_centred(P, EXTRA)) set_starts(w, in, starts.data());
+        const Block block(w, at, in, is_centred(P, EXTRA) ? starts.data() : in.totals);
+        multiply_side<WIDE, EXTRA, P, SIDE>(side, tile, block, rows, c == 0, sums.data(), ahead);
+      }
+      write_side(out, w, m0, rows, panel, side, sums.data());
+    }
+  }
 }
 
 template <int BITS, bool TABLE, int P>
-void many(const Weight& w, const Rows& all, const Output& out, int64_t begin, int64_t end) {
-  static thread_local Tile tile;
-  static thread_local std::vector<float> sums;
-  for (int64_t m0 = 0; m0 < all.m; m0 += ROWS_AT_ONCE) {
-    Rows in = all.from(m0);
-    in.m = std::min(in.m, ROWS_AT_ONCE);
-    for (int64_t panel = begin; panel < end; panel += SIDE) {
-      const int64_t side = std::min<int64_t>(SIDE, end - panel);
-      sums.assign(static_cast<size_t>(in.m * SIDE * ROWS), 0.f);
-      for (int64_t c = 0; c < w.chunks(); c++) {
-        const Chunk at = w.chunk(c);
-        for (int s = 0; s < side; s++) decode_chunk<BITS, TABLE>(w, at, panel + s, s, tile);
-        multiply_side<(BITS == 8 || TABLE), P>(side, w, at, tile, in, sums.data());
-      }
-      for (int64_t m = 0; m < in.m; m++) {
-        for (int s = 0; s < side; s++) {
-          write(out, w, m0 + m, panel + s, load_lanes(sums.data() + (m * SIDE + s) * ROWS));
-        }
-      }
-    }
-  }
+void many(const Weight& w, const Rows& in, const Output& out, int64_t begin, int64_t end) {
+  if (w.has_extra()) return many_panels<BITS, TABLE, P, true>(w, in, out, begin, end);
+  many_panels<BITS, TABLE, P, false>(w, in, out, begin, end);
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ struct Weight {
   int64_t padded() const { return (groups() - 1) * padded_group() + units(groups() - 1) * UNIT; }
   bool has_extra() const { return form == ZERO || form == OFFSET; }
   int64_t chunk_groups() const { return CHUNK / padded_group(); }
+  int64_t width() const { return chunk_groups() * padded_group(); }  // of a chunk, in columns
   int64_t chunks() const { return (groups() + chunk_groups() - 1) / chunk_groups(); }
   int64_t factor_bytes() const { return scale == NESTED ? ROWS * (form == OFFSET ? 4 : 2) : 0; }
   int64_t step_bytes() const {  // what a row has of scale in a group
@@ -103,20 +104,36 @@ struct Weight {
   }
 };
 
-// Activations as the kernels want them: every group of columns as whole numbers of `digits` signed
-// bytes, most significant first, times a step; see digits.h. Rows of the form float8 stay floats.
+// Activations as the kernels want them: whole numbers of `digits` signed bytes, most significant
+// first, times a step; see digits.h. Rows lie chunk by chunk, so that a pass over the rows of one
+// chunk is one stream. Rows of the form float8 stay floats.
 struct Rows {
-  const int8_t* codes;   // [m][digits][padded]
-  const int32_t* totals;  // [m][digits][groups]: sum of the group's digits
-  const float* step;     // [m][groups]
-  const float* sums;     // [m][groups]: sum of the group's x
-  const float* x;        // [m][padded], form float8 only
-  int64_t m, digits, padded, groups;
+  const int8_t* codes;    // [chunk][m][digits][width]
+  const int32_t* totals;  // [chunk][m][digits][groups]: minus the sum of the group's digits
+  const int32_t* lift;    // [chunk][m][groups]: one digit only, places to shift a group's sums
+  const float* step;      // [chunk][m][groups]; one digit: the first is that of the chunk
+  const float* sums;      // [chunk][m][groups]: sum of the group's x; one digit: in steps
+  const float* x;         // [m][padded], form float8 only
+  int64_t m, digits, padded;
+  int64_t width, groups;  // columns and groups of a full chunk
+  int64_t rows;           // between two chunks
 
   Rows from(int64_t row) const {
-    return {codes + row * digits * padded, totals + row * digits * groups, step + row * groups,
-            sums + row * groups,           x + row * padded,              m - row,
-            digits,                        padded,                        groups};
+    Rows rest = at(0, row);
+    rest.x = x + row * padded;
+    rest.m = m - row;
+    return rest;
+  }
+  // The rows from `row` on, with all pointers at a chunk.
+  Rows at(int64_t chunk, int64_t row) const {
+    const int64_t first = chunk * rows + row;
+    Rows there = *this;
+    there.codes += first * digits * width;
+    there.totals += first * digits * groups;
+    there.lift += first * groups;
+    there.step += first * groups;
+    there.sums += first * groups;
+    return there;
   }
 };
 

@@ -93,6 +93,7 @@ inline void store_words(void* p, const Words& x) {
   _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
 }
 inline Words spread_word(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+inline Words load_word(const int32_t* p) { return spread_word(*p); }
 inline Words load_signed_bytes(const uint8_t* p) {
   return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
@@ -119,6 +120,9 @@ inline Words mask(const Words& x, uint32_t bits) {
 }
 inline Words shift_left(const Words& x, int by) {
   return {_mm256_slli_epi32(x.a, by), _mm256_slli_epi32(x.b, by)};
+}
+inline Words shift_left_each(const Words& x, const Words& by) {
+  return {_mm256_sllv_epi32(x.a, by.a), _mm256_sllv_epi32(x.b, by.b)};
 }
 inline Words shift_right(const Words& x, int by) {
   return {_mm256_srli_epi32(x.a, by), _mm256_srli_epi32(x.b, by)};
@@ -150,6 +154,17 @@ inline int32_t largest_of(const Words& x) {
   int32_t best = lanes[0];
   for (int i = 1; i < 8; i++) best = lanes[i] > best ? lanes[i] : best;
   return best;
+}
+// Lane i: the sum, or the largest, of all lanes of x[i].
+inline Words total_of_each(const Words (&x)[16]) {
+  int32_t sums[16];
+  for (int i = 0; i < 16; i++) sums[i] = total_of(x[i]);
+  return load_words(sums);
+}
+inline Words largest_of_each(const Words (&x)[16]) {
+  int32_t best[16];
+  for (int i = 0; i < 16; i++) best[i] = largest_of(x[i]);
+  return load_words(best);
 }
 inline void store_low_bytes(int8_t* p, const Words& x) {
   const __m256i low = _mm256_set1_epi32(255);
@@ -204,6 +219,7 @@ inline __m256i dot_half(__m256i sum, __m256i codes, __m256i x) {
 }
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
+constexpr bool WIDE_DIFFERS = true;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   return {dot_half<WIDE>(sum.a, codes.a, x.a), dot_half<WIDE>(sum.b, codes.b, x.b)};

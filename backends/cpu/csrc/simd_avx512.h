@@ -66,6 +66,7 @@ inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_words(void* p, const Words& x) { _mm512_storeu_si512(p, x.v); }
 inline Words spread_word(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Words load_word(const int32_t* p) { return {_mm512_set1_epi32(*p)}; }
 inline Words load_signed_bytes(const uint8_t* p) { return {_mm512_cvtepi8_epi32(load_128(p))}; }
 inline Words load_signed_halves(const uint8_t* p) { return {_mm512_cvtepi16_epi32(load_256(p))}; }
 inline Words join(const Words& x, const Words& y) { return {_mm512_or_si512(x.v, y.v)}; }
@@ -80,6 +81,9 @@ inline Words mask(const Words& x, uint32_t bits) {
 inline Words shift_left(const Words& x, int by) {
   return {_mm512_slli_epi32(x.v, static_cast<unsigned>(by))};
 }
+inline Words shift_left_each(const Words& x, const Words& by) {
+  return {_mm512_sllv_epi32(x.v, by.v)};
+}
 inline Words shift_right(const Words& x, int by) {
   return {_mm512_srli_epi32(x.v, static_cast<unsigned>(by))};
 }
@@ -90,8 +94,29 @@ inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Words rounded(const Lanes& x) { return {_mm512_cvtps_epi32(x.v)}; }
 inline Words bits_of(const Lanes& x) { return {_mm512_castps_si512(x.v)}; }
 inline Lanes lanes_of(const Words& x) { return {_mm512_castsi512_ps(x.v)}; }
-inline int32_t total_of(const Words& x) { return _mm512_reduce_add_epi32(x.v); }
-inline int32_t largest_of(const Words& x) { return _mm512_reduce_max_epi32(x.v); }
+// Lane i: what `op` makes of all lanes of x[i].
+template <typename Op>
+inline Words folded(const Words (&x)[16], const Op& op) {
+  __m512i twos[8], fours[4];
+  for (int i = 0; i < 8; i++) {
+    twos[i] = op(_mm512_unpacklo_epi32(x[2 * i].v, x[2 * i + 1].v),
+                 _mm512_unpackhi_epi32(x[2 * i].v, x[2 * i + 1].v));
+  }
+  for (int i = 0; i < 4; i++) {
+    fours[i] = op(_mm512_unpacklo_epi64(twos[2 * i], twos[2 * i + 1]),
+                  _mm512_unpackhi_epi64(twos[2 * i], twos[2 * i + 1]));
+  }
+  auto halved = [&](__m512i a, __m512i b) {
+    return op(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  };
+  return {halved(halved(fours[0], fours[1]), halved(fours[2], fours[3]))};
+}
+inline Words total_of_each(const Words (&x)[16]) {
+  return folded(x, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
+}
+inline Words largest_of_each(const Words (&x)[16]) {
+  return folded(x, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
+}
 inline void store_low_bytes(int8_t* p, const Words& x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
 }
@@ -114,6 +139,8 @@ inline Words add_where(const Words& x, const uint8_t* mask, int8_t value) {
 }
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
+// The instruction does not saturate, so WIDE makes no difference: one template serves both.
+constexpr bool WIDE_DIFFERS = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   return {_mm512_dpbusd_epi32(sum.v, codes.v, x.v)};

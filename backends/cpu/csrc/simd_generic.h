@@ -57,6 +57,7 @@ inline void store_words(void* p, const Words& x) { std::memcpy(p, x.v, 64); }
 inline Words spread_word(int32_t x) {
   Words r; QC_EACH r.v[i] = static_cast<uint32_t>(x); return r;
 }
+inline Words load_word(const int32_t* p) { return spread_word(*p); }
 inline Words load_signed_bytes(const uint8_t* p) {
   Words r; QC_EACH r.v[i] = static_cast<uint32_t>(static_cast<int8_t>(p[i])); return r;
 }
@@ -82,6 +83,9 @@ inline Words mask(const Words& x, uint32_t bits) { Words r; QC_EACH r.v[i] = x.v
 inline Words shift_left(const Words& x, int by) {
   Words r; QC_EACH r.v[i] = x.v[i] << by; return r;
 }
+inline Words shift_left_each(const Words& x, const Words& by) {
+  Words r; QC_EACH r.v[i] = x.v[i] << by.v[i]; return r;
+}
 inline Words shift_right(const Words& x, int by) {
   Words r; QC_EACH r.v[i] = x.v[i] >> by; return r;
 }
@@ -106,6 +110,17 @@ inline int32_t largest_of(const Words& x) {
   int32_t best = as_signed(x.v[0]);
   QC_EACH best = as_signed(x.v[i]) > best ? as_signed(x.v[i]) : best;
   return best;
+}
+// Lane i: the sum, or the largest, of all lanes of x[i].
+inline Words total_of_each(const Words (&x)[16]) {
+  int32_t sums[16];
+  for (int i = 0; i < 16; i++) sums[i] = total_of(x[i]);
+  return load_words(sums);
+}
+inline Words largest_of_each(const Words (&x)[16]) {
+  int32_t best[16];
+  for (int i = 0; i < 16; i++) best[i] = largest_of(x[i]);
+  return load_words(best);
 }
 inline void store_low_bytes(int8_t* p, const Words& x) {
   QC_EACH p[i] = static_cast<int8_t>(x.v[i] & 255u);
@@ -145,6 +160,7 @@ inline Words add_where(const Words& x, const uint8_t* mask, int8_t value) {
 }
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
+constexpr bool WIDE_DIFFERS = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   Words r = sum;

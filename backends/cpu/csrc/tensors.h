@@ -44,17 +44,18 @@ class Digits {
  public:
   Digits(const Weight& w, int64_t rows, int64_t digits)
       : wide_(w.form == FLOAT8), group_(w.group) {
-    const int64_t groups = rows * w.groups(), columns = rows * w.padded();
+    const int64_t width = w.width(), groups = w.chunk_groups(), parts = w.chunks() * rows;
     if (wide_) {
-      floats_.reset(new float[static_cast<size_t>(columns)]);
+      floats_.reset(new float[static_cast<size_t>(rows * w.padded())]);
     } else {
-      codes_.reset(new int8_t[static_cast<size_t>(columns * digits)]);
-      totals_.reset(new int32_t[static_cast<size_t>(groups * digits)]);
-      step_.reset(new float[static_cast<size_t>(2 * groups)]);
+      codes_.reset(new int8_t[static_cast<size_t>(parts * digits * width)]);
+      totals_.reset(new int32_t[static_cast<size_t>(parts * (digits + 1) * groups)]);
+      step_.reset(new float[static_cast<size_t>(2 * parts * groups)]);
     }
-    view_ = {codes_.get(),  totals_.get(), step_.get(), step_.get() + groups,
-             floats_.get(), rows,          digits,      w.padded(),
-             w.groups()};
+    view_ = {codes_.get(), totals_.get(), totals_.get() + parts * digits * groups,
+             step_.get(),  step_.get() + parts * groups, floats_.get(),
+             rows,         digits,        w.padded(),    width,
+             groups,       rows};
   }
   // Row r; `fill` writes its floats, in places that are zero.
   template <typename Fill>
