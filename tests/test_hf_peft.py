@@ -26,7 +26,7 @@ OTHER = LoraConfig(r=2, target_modules=["v_proj", "lm_head"], init_lora_weights=
 
 def models(folder: Path) -> tuple[Any, Any]:
     """A compiled Llama and the exact one."""
-    config = llama_config()
+    config = llama_config(num_hidden_layers=1)
     layers = llama_layers(config, lambda name, n, k, seed: gptq(n, k, Gptq(4, 32), seed))
     write_llama(folder, config, layers, Gptq(4, 32).config)
     model = AutoModelForCausalLM.from_pretrained(
@@ -140,7 +140,9 @@ def test_merging_is_an_error(pair: tuple[Any, Any]) -> None:
         model.merge_and_unload()
 
 
-@pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"use_dora": True}])
+@pytest.mark.parametrize(
+    "options", [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"}, {"use_dora": True}]
+)
 def test_adapters_that_read_weights_are_errors(
     pair: tuple[Any, Any], options: dict[str, Any]
 ) -> None:

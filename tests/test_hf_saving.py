@@ -22,7 +22,7 @@ from qcompile.errors import OptionError
 def model() -> Any:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    source = LlamaForCausalLM(llama_config()).eval()
+    source = LlamaForCausalLM(llama_config(num_hidden_layers=1)).eval()
     return qcompile.optimize(source, scheme="rtn", bits=4, group_size=32, emitter="eager")
 
 

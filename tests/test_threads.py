@@ -39,7 +39,7 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 def test_generate_in_threads(tmp_path: Path, emitter: str) -> None:
     """From the first call on: threads that meet while nothing is compiled yet."""
     torch._dynamo.reset()
-    model, exact, tokenizer = text_models(tmp_path / "model", emitter)
+    model, exact, tokenizer = text_models(tmp_path / "model", emitter, 2)
     given = [tokenizer(text, return_tensors="pt") for text in TEXTS]
     options = {"max_new_tokens": 10, "do_sample": False}
     expected = [exact.generate(**ids, **options) for ids in given]

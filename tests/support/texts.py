@@ -24,21 +24,20 @@ FOLDER = DATA / "gptq-w2-g32-asym"  # has the tokenizer
 Pair = tuple[Any, Any, Any]
 
 
-def text_models(folder: Path, emitter: str = "eager") -> Pair:
+def text_models(folder: Path, emitter: str = "eager", layers: int = 1) -> Pair:
     """The compiled model, the exact one, the tokenizer; both models greedy by default."""
-    config = llama_config(vocab_size=2048, max_position_embeddings=512, pad_token_id=0)
-    layers = llama_layers(
-        config,
-        lambda name, n, k, seed: None if name == "lm_head" else gptq(n, k, Gptq(4, 32), seed),
+    config = llama_config(
+        vocab_size=2048, max_position_embeddings=512, pad_token_id=0, num_hidden_layers=layers
     )
-    write_llama(folder, config, layers, Gptq(4, 32).config)
+    stored = llama_layers(config, _body)
+    write_llama(folder, config, stored, Gptq(4, 32).config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(FOLDER / name, folder / name)
     settings = qcompile.HFConfig(emitter=emitter)
     model = AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=settings, dtype=torch.float32, attn_implementation="sdpa"
     )
-    exact = exact_llama(config, layers).eval()
+    exact = exact_llama(config, stored).eval()
     return model, exact, AutoTokenizer.from_pretrained(folder, padding_side="left")
 
 
