@@ -58,9 +58,6 @@ def _compiled(
     run, settings = compile_forward(original, session, fullgraph)
     name = type(model).__name__
 
-    # A torch.compile around the model, as generate makes one on GPUs, must not look into it: what
-    # it would find are stand-ins.
-    @torch.compiler.disable
     def call(*args: Any, **kwargs: Any) -> Any:
         with _ONE_AT_A_TIME, torch.no_grad(), settings(), _own_errors(name):
             result = run(*args, **kwargs)
@@ -68,7 +65,10 @@ def _compiled(
             return result
         return _without_backward(result, model, (args, kwargs))
 
-    return call
+    # A torch.compile around the model, as generate makes one on GPUs, must not look into it: what
+    # it would find are stand-ins.
+    apart: Callable[..., Any] = torch.compiler.disable(call)
+    return apart
 
 
 @contextlib.contextmanager
