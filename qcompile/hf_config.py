@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qcompile import schemes
+from qcompile.backends import default_dtype, kernels_for
 from qcompile.emit import emitter_of
 from qcompile.errors import OptionError, nearest
-from qcompile.options import check_emulation, check_policy
+from qcompile.options import check_emulation, check_keep, check_policy
 from qcompile.prepare import backend_of
 from qcompile.quantizers.settings import QUANTIZERS, check_names, refuse_options, settings_for
 
@@ -68,7 +69,8 @@ class HFConfig(QuantizationConfigMixin):  # type: ignore[misc]
         _check_names(quantizer)
         check_emulation(emulate)
         check_policy(on_unsupported)
-        backend_of(device)
+        target, backend = backend_of(device)
+        kernels_for(backend, default_dtype(backend, target), numerics)  # refuses unknown numerics
         if emitter is not None:
             emitter_of(emitter)
         _check_scheme(scheme, quantizer)
@@ -76,7 +78,7 @@ class HFConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.device, self.scheme = device, scheme
         self.emulate, self.verify = emulate, verify
         self.on_unsupported, self.emitter, self.numerics = on_unsupported, emitter, numerics
-        self.keep = keep if isinstance(keep, str) else list(keep)  # a text is refused later
+        self.keep = check_keep(keep)
         self.progress = progress
         self.quantizer: dict[str, Any] = dict(quantizer)
 

@@ -117,7 +117,7 @@ def _save(
 def _bytes(size: int | str) -> int:
     if isinstance(size, int):
         return size
-    found = re.fullmatch(r"(\d+)\s*([KMG]I?B|)", size.strip().upper())
+    found = re.fullmatch(r"(\d+)\s*([KMG]I?B|)", str(size).strip().upper())
     if found is None:
         raise OptionError(
             f"max_shard_size={size!r}", "no size", "bytes, or a text such as '5GB'", "pass one"

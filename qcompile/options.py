@@ -96,6 +96,29 @@ def opened_checkpoint(checkpoint: str | Path | Checkpoint | None, scheme: str) -
     )
 
 
+def check_keep(keep: object) -> list[str]:
+    """The expressions as a list. Raises OptionError unless they are texts that compile."""
+    if isinstance(keep, str):
+        raise OptionError(
+            f"keep={keep!r}", "one text", "a list of regular expressions", f"pass [{keep!r}]"
+        )
+    if not isinstance(keep, Iterable):
+        raise OptionError(
+            f"keep={keep!r}",
+            f"a {type(keep).__name__}",
+            "a list of regular expressions",
+            "pass a list, or leave keep out",
+        )
+    texts = list(keep)
+    for text in texts:
+        if not isinstance(text, str):
+            raise OptionError(
+                f"keep=[{text!r}]", f"a {type(text).__name__}", "regular expressions", "pass texts"
+            )
+        _pattern(text)
+    return texts
+
+
 def kept_names(model: nn.Module, shapes: Mapping[str, Shape], keep: Iterable[str]) -> list[str]:
     """The parameters that the regular expressions of ``keep`` name.
 
@@ -104,16 +127,8 @@ def kept_names(model: nn.Module, shapes: Mapping[str, Shape], keep: Iterable[str
             parameter.
         SchemeError: a kept parameter has no values.
     """
-    if isinstance(keep, str):
-        raise OptionError(
-            f"keep={keep!r}", "one text", "a list of regular expressions", f"pass [{keep!r}]"
-        )
     kept: dict[str, None] = {}
-    for text in keep:
-        if not isinstance(text, str):
-            raise OptionError(
-                f"keep=[{text!r}]", f"a {type(text).__name__}", "regular expressions", "pass texts"
-            )
+    for text in check_keep(keep):
         found = [name for name in shapes if _pattern(text).fullmatch(name)]
         if not found:
             raise OptionError(

@@ -59,6 +59,7 @@ def test_weights_that_no_format_holds(tmp_path: Path) -> None:
         ({"variant": "fp16"}, "variant"),
         ({"safe_serialization": False}, "safe_serialization"),
         ({"max_shard_size": "5 elephants"}, "no size"),
+        ({"max_shard_size": None}, "no size"),
         ({"colour": "red"}, "colour"),
     ],
 )

@@ -29,6 +29,7 @@ def file(tmp_path: Path) -> Path:
         ({"keep": ["("]}, "no regular expression"),
         ({"keep": "0.bias"}, r"pass \['0.bias'\]"),
         ({"keep": ["nothing"]}, "matches no parameter"),
+        ({"keep": 3}, "keep=3: a int"),
         ({"device": torch.device("cpu")}, "a device"),
         ({"checkpoint": 3}, "checkpoint=3"),
         ({"checkpoint": None}, "checkpoint=None"),
@@ -48,3 +49,20 @@ def test_an_argument_without_meaning(file: Path, given: dict[str, Any], message:
 def test_a_model_that_is_no_module(file: Path) -> None:
     with pytest.raises(OptionError, match="a str"):
         qcompile.optimize("model", checkpoint=file)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"numerics": "loose"}, "numerics='loose'"),
+        ({"numerics": "fast", "device": "npu:910b"}, "no such kernels"),
+        ({"keep": "x"}, "one text"),
+        ({"keep": None}, "a NoneType"),
+        ({"keep": [3]}, "a int"),
+        ({"keep": ["("]}, "no regular expression"),
+    ],
+)
+def test_settings_of_transformers_without_meaning(given: dict[str, Any], message: str) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(OptionError, match=message):
+        qcompile.HFConfig(**given)
