@@ -14,6 +14,7 @@ from typing import Any
 from qcompile.bench.kernel_cases import Case
 from qcompile.bench.kernel_peers import BASELINE
 from qcompile.bench.kernel_run import Line, Options, Report, lines_of, ratio
+from qcompile.bench.peers import Missing
 from qcompile.bench.tables import Row, aligned, fitted, heading, piped, short, spread, urgent
 
 _HEAD = (
@@ -135,6 +136,7 @@ def restored(content: dict[str, Any]) -> Report:
         report.reads[Case(**row["case"]), row["rows"]] = row["rates"]
     report.lines = [Line(**{**line, "case": Case(**line["case"])}) for line in content["lines"]]
     report.refused = [tuple(row) for row in content["refused"]]
+    report.missing = [Missing(**missing) for missing in content["missing"]]
     report.left = content["left"]
     return report
 

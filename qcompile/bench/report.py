@@ -23,6 +23,7 @@ from typing import Any
 
 from qcompile.bench import report_sections
 from qcompile.bench.report_sections import Settings
+from qcompile.bench.tables import urgent
 from qcompile.errors import OptionError, QCompileError, nearest
 
 SECTIONS = report_sections.SECTIONS
@@ -72,7 +73,8 @@ def command(given: Given) -> str:
     """What was run, without this machine's paths."""
     quick = " --quick" if given.settings.quick else ""
     only = "" if given.only == tuple(SECTIONS) else f" --only {','.join(given.only)}"
-    return f"python -m qcompile.bench.report --write {given.target.name}{quick}{only}"
+    written = f"python -m qcompile.bench.report --write {given.target.name}"
+    return f"{written}{quick}{only}{urgent(given.settings)}"
 
 
 # **** the file ****
