@@ -89,7 +89,17 @@ def stored(name: str, shape: Shape, seed: int = 0) -> QuantizedTensor:
     if found := _SPEC.fullmatch(name):
         bits, group, form = int(found[1]), int(found[2]), found[3]
         return random_weight(AffineSpec(bits, group, cast("AffineForm", form), _F16), *shape)
-    raise OptionError(
+    raise _unknown(name)
+
+
+def check_name(name: str) -> None:
+    """Raise OptionError unless the format is known; nothing is made."""
+    if name not in names() and not _SPEC.fullmatch(name):
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> OptionError:
+    return OptionError(
         f"format {name!r}",
         "unknown",
         f"one of {', '.join(names())}, or a spec such as 'uint4 g64 zero'",

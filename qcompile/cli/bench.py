@@ -14,8 +14,11 @@ from qcompile.cli.bench_options import (
     allowed_urgency,
     at_least,
     bar,
+    check_numerics,
+    check_places,
     need,
     numbers,
+    refuse,
     shapes,
     words,
     write,
@@ -35,6 +38,7 @@ def run_model(arguments: argparse.Namespace) -> int:
     """Measure a model beside its peers."""
     from qcompile.bench import model, model_plots, model_table
 
+    check_places(arguments)
     options = _model_options(arguments)
     with bar(model.steps(options)) as step:
         report = model.measure(options, step)
@@ -64,7 +68,7 @@ def _model_options(arguments: argparse.Namespace) -> model.Options:
         tokens=at_least(arguments.tokens, tokens, 2, "--tokens"),
         batches=numbers(arguments.batch, (1,), "--batch"),
         dtype=arguments.dtype,
-        numerics=arguments.numerics,
+        numerics=check_numerics(arguments.numerics),
         rounds=at_least(arguments.rounds, rounds, 1, "--rounds"),
         threads=at_least(arguments.threads, cores(), 1, "--threads"),
         compared=at_least(arguments.compared, compared, 0, "--compared"),
@@ -83,9 +87,13 @@ def run_kernels(arguments: argparse.Namespace) -> int:
     if arguments.aot:
         from qcompile.bench.kernels import report as compiled
 
+        timed = ("file", "kernel", "formats", "shapes", "rows", "against", "rounds", "threads")
+        refuse(arguments, (*timed, "quick", "urgent", "markdown", "plots"), "with --aot")
         return compiled(arguments.arch or (), arguments.only, arguments.json)
     from qcompile.bench import holds, kernel_plots, kernel_run, kernel_table
 
+    refuse(arguments, ("arch", "only"), "without --aot")
+    check_places(arguments)
     options, left = _kernel_options(arguments)
     with bar(kernel_run.steps(options)) as step:
         report = kernel_run.measure(options, step)
@@ -108,6 +116,7 @@ def run_kernels(arguments: argparse.Namespace) -> int:
 def _kernel_options(arguments: argparse.Namespace) -> tuple[kernel_run.Options, list[str]]:
     """The options, and what a checkpoint has that no format describes."""
     from qcompile.bench import kernel_cases as usual
+    from qcompile.bench.formats import check_name
     from qcompile.bench.kernel_peers import NAMES, QUICK
     from qcompile.bench.kernel_run import Options
     from qcompile.bench.machine import cores
@@ -116,11 +125,14 @@ def _kernel_options(arguments: argparse.Namespace) -> tuple[kernel_run.Options, 
     numerics = words(arguments.numerics, ())
     kernels = usual.chosen("cpu", words(arguments.kernel, ()), numerics)
     if arguments.file:
+        refuse(arguments, ("formats", "shapes"), "beside a file, whose weights are measured")
         cases, left = usual.cases_of_file(need(arguments.file), device)
         kinds = {kernel.kind for kernel in kernels}
         cases = [case for case in cases if case.kind in kinds]
     else:
         formats = words(arguments.formats, usual.QUICK_FORMATS if quick else usual.FORMATS)
+        for name in formats:
+            check_name(name)
         sides = shapes(arguments.shapes, usual.QUICK_SHAPES if quick else usual.SHAPES, "--shapes")
         cases, left = usual.cases(kernels, formats, sides, quick), []
     given = Options(
@@ -167,6 +179,7 @@ def run_transforms(arguments: argparse.Namespace) -> int:
     """Time the edges to the CPU's layout."""
     from qcompile.bench import holds, transforms
 
+    check_places(arguments)
     options = _transform_options(arguments)
     with bar(transforms.steps(options)) as step:
         report = transforms.measure(options, step)
@@ -211,6 +224,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     """Time the stages of compiling."""
     from qcompile.bench import compiling, compiling_table
 
+    check_places(arguments)
     options = _compile_options(arguments)
     with bar(compiling.steps(options)) as step:
         report = compiling.measure(options, step)
@@ -228,11 +242,13 @@ def _compile_options(arguments: argparse.Namespace) -> compiling.Options:
     from qcompile.bench.machine import cores
 
     dtype_of(arguments.dtype)
+    if arguments.file:
+        refuse(arguments, ("layers",), "beside a file, which is compiled")
     return Options(
         file=None if arguments.file is None else need(arguments.file),
         layers=numbers(arguments.layers, (2, 8) if arguments.quick else (2, 4, 8, 16), "--layers"),
         dtype=arguments.dtype,
-        numerics=arguments.numerics,
+        numerics=check_numerics(arguments.numerics),
         rounds=at_least(arguments.rounds, 1 if arguments.quick else 3, 1, "--rounds"),
         threads=at_least(arguments.threads, cores(), 1, "--threads"),
         urgent=allowed_urgency(arguments),
@@ -243,6 +259,7 @@ def run_experts(arguments: argparse.Namespace) -> int:
     """Time a layer of experts."""
     from qcompile.bench import experts
 
+    check_places(arguments)
     options = _expert_options(arguments)
     with bar(experts.steps(options)) as step:
         report = experts.measure(options, step)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from qcompile.cli.screen import say
-from qcompile.errors import OptionError
+from qcompile.errors import OptionError, nearest
+from qcompile.kernel import NUMERICS
 
 Step = Callable[[str], object]
 
@@ -81,6 +82,43 @@ def need(file: str) -> str:
             file, "no such file or folder", "a model's folder or file", "check the path"
         )
     return file
+
+
+def check_numerics(name: str) -> str:
+    """The name, if it is one of numerics."""
+    if name not in NUMERICS:
+        raise OptionError(
+            f"--numerics {name}",
+            "unknown",
+            f"one of {', '.join(NUMERICS)}",
+            f"correct the option{nearest(name, NUMERICS)}",
+        )
+    return name
+
+
+def refuse(arguments: argparse.Namespace, names: Iterable[str], beside: str) -> None:
+    """Raise OptionError where one of some options is given that is not read beside another."""
+    for name in names:
+        if getattr(arguments, name) not in (None, "", False):
+            raise OptionError(
+                f"--{name}",
+                f"not read {beside}",
+                "options that mean something here",
+                "leave it out",
+            )
+
+
+def check_places(arguments: argparse.Namespace) -> None:
+    """Raise OptionError where results could not be written, before anything is measured."""
+    for option in ("json", "markdown"):
+        given = getattr(arguments, option)
+        if given and (Path(given).is_dir() or not Path(given).absolute().parent.is_dir()):
+            raise OptionError(
+                f"--{option} {given}",
+                "a folder, or a file in a folder that is not there",
+                "a file in a folder that is there",
+                "make the folder, or correct the path",
+            )
 
 
 @contextmanager

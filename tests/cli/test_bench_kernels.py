@@ -76,3 +76,35 @@ def test_the_table(
     assert reason == "    nothing may spill: stack 8, local 0 (why)"
     assert last == "2 kernels, 1 rules broken; compiled, not run"
     assert [one["registers"] for one in json.loads(file.read_text())] == [158, 158]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kernels", "--formats", "q4_k,nope"], "format 'nope': unknown"),
+        (["kernels", "--arch", "sm90"], "--arch: not read without --aot"),
+        (["kernels", "--aot", "--rows", "1"], "--rows: not read with --aot"),
+        (["kernels", "pyproject.toml", "--shapes", "64x64"], "--shapes: not read beside a file"),
+        (["kernels", "--json", "no-such-folder/x.json"], "--json no-such-folder/x.json"),
+        (["transforms", "--markdown", "."], "--markdown ."),
+        (["compile", "--numerics", "quick"], "--numerics quick: unknown"),
+        (["compile", "pyproject.toml", "--layers", "2"], "--layers: not read beside a file"),
+        (["model", "pyproject.toml", "--numerics", "fas"], "did you mean 'fast'"),
+    ],
+)
+def test_refused_before_anything_is_measured(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr("qcompile.bench.model_process.subprocess.Popen", never)
+    assert main(["bench", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("OptionError: ")
+    assert said in shown.err
