@@ -122,6 +122,8 @@ def _fits(node: fx.Node) -> bool:
         return False
     if values[0].dtype not in _DTYPES or len({value.dtype for value in values}) > 1:
         return False
+    if not _share(*values):
+        return False
     columns = (values[0].shape[-1], values[2].shape[-1])
     # Symbols too: a cache's columns are one until something pins it.
     if not all(statically_known_true(size > 0 and size % _LANES == 0) for size in columns):
@@ -129,6 +131,16 @@ def _fits(node: fx.Node) -> bool:
     if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
         return False
     return _is_mask(mask) and isinstance(scale, (float, int, type(None)))
+
+
+def _share(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether heads share keys and values as the op has it; torch lets each of them be repeated."""
+    groups = all(map(statically_known_true, (k.shape[1] > 0, k.shape[1] == v.shape[1])))
+    batches = all(
+        statically_known_true(x.shape[0] == q.shape[0]) or statically_known_true(x.shape[0] == 1)
+        for x in (k, v)
+    )
+    return groups and batches and statically_known_true(q.shape[1] % k.shape[1] == 0)
 
 
 def _is_mask(mask: object) -> bool:

@@ -209,6 +209,26 @@ def test_what_needs_gradients_stays_with_torch(which: str) -> None:
     assert NativeAttention().run(program) == 0
 
 
+@pytest.mark.parametrize(
+    ("shapes", "changed"),
+    [
+        (((3, 4, 9, 16), (1, 2, 9, 16), (1, 2, 9, 16)), 1),
+        (((1, 1, 9, 16), (1, 2, 9, 16), (1, 2, 9, 16)), 0),
+        (((1, 2, 9, 16), (1, 2, 9, 16), (1, 1, 9, 16)), 0),
+        (((1, 2, 9, 16), (3, 2, 9, 16), (3, 2, 9, 16)), 0),
+    ],
+    ids=["shared keys", "one query head", "one value head", "one query batch"],
+)
+def test_what_torch_repeats_stays_with_torch(
+    shapes: tuple[tuple[int, ...], ...], changed: int
+) -> None:
+    program = traced(torch.empty(0))
+    nodes = program.graph.find_nodes(op="placeholder")
+    for node, shape in zip(nodes, shapes, strict=True):
+        node.meta["example_value"] = torch.randn(shape)
+    assert NativeAttention().run(program) == changed
+
+
 def test_keys_repeated_beside_values_that_are_not() -> None:
     class Model(torch.nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
