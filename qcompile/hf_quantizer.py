@@ -80,6 +80,7 @@ class QCompileQuantizer(HfQuantizer):  # type: ignore[misc]
         if settings is None or method_of(settings) == METHOD:
             _check_floats(folder, config)
             self.pre_quantized = False  # transformers loads the floats
+            _refuse_missing(model, folder)
             return
         if config.quantizes:
             raise OptionError(
@@ -234,6 +235,27 @@ def _load_nothing(model: Any) -> None:
     # On the object, for the time of loading: an empty state has nothing to load or to be missing.
     model.state_dict = dict
     model._keys_to_ignore_on_load_unexpected = {""}
+
+
+def _refuse_missing(model: Any, folder: Path) -> None:
+    """Raise SchemeError where transformers would go on with random values."""
+    adjust = model._adjust_missing_and_unexpected_keys
+
+    def checked(found: Any) -> None:
+        del model._adjust_missing_and_unexpected_keys  # the class's own is back
+        adjust(found)
+        missing = sorted(found.missing_and_mismatched())
+        if missing:
+            raise SchemeError(
+                str(folder),
+                f"no values for {len(missing)} parameters: {', '.join(missing[:3])}"
+                f"{', ...' if len(missing) > 3 else ''}",
+                "a tensor of floats for each parameter",
+                "use the class and the config.json that the checkpoint was made with; one that is "
+                "quantized already needs its quantization_config",
+            )
+
+    model._adjust_missing_and_unexpected_keys = checked
 
 
 def _load_again(model: Any) -> None:
