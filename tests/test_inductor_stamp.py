@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import qcompile
 from qcompile.backends.cpu.probe import find_compiler
 from qcompile.inductor_stamp import Stamp, settings
-
-PROGRAM = """
-import sys, torch, qcompile
-from torch._dynamo.utils import counters
-qcompile.__version__ = sys.argv[1]
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(32, 16)
-    def forward(self, x):
-        return self.linear(x).relu() + 1
-
-model = qcompile.optimize(Model(), scheme="rtn", bits=8, emitter="inductor")
-model(torch.ones(2, 32))
-print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
-"""
 
 
 def test_the_stamp_tells_versions_and_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,15 +37,25 @@ def test_a_pass_of_the_user_stays() -> None:
 
 
 @pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
-def test_a_new_version_compiles_anew(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+def test_a_new_version_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def run(version: str) -> list[str]:
-        command = [sys.executable, str(tmp_path / "program.py"), version]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return ran.stdout.split()
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(32, 16)
 
-    assert run("1") == ["0", "1"]
-    assert run("1") == ["1", "0"]
-    assert run("2") == ["0", "1"]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).relu() + 1
+
+    def run(version: str) -> tuple[int, int]:
+        monkeypatch.setattr(qcompile, "__version__", version)
+        torch._dynamo.reset()
+        counters.clear()
+        qcompile.optimize(Model(), scheme="rtn", bits=8, emitter="inductor")(torch.ones(2, 32))
+        seen = counters["inductor"]
+        return seen["fxgraph_cache_hit"], seen["fxgraph_cache_miss"]
+
+    assert run("1") == (0, 1)
+    assert run("1") == (1, 0)
+    assert run("2") == (0, 1)

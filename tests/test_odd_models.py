@@ -118,7 +118,8 @@ def test_modes(tmp_path: Path) -> None:
     with torch.inference_mode():
         close(model(x), exact(x))
     close(model(x.clone().requires_grad_()), exact(x))
-    assert not model(x.clone().requires_grad_()).requires_grad
+    with pytest.raises(OptionError, match="gradient"):
+        model(x.clone().requires_grad_()).sum().backward()
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -196,7 +197,7 @@ def test_dump_and_log(
     with caplog.at_level("INFO", logger="qcompile"):
         model(rand(3, 64))
     names = sorted(path.name.split(".", 1)[1] for path in (tmp_path / "dump").glob("*.py"))
-    passes = sorted({*NAMES} - {"cpu.attention"})  # that one belongs to the numerics fast
+    passes = sorted(NAMES)
     assert names == [f"{name}.{when}.py" for name in passes for when in ("after", "before")]
     [lowered] = (tmp_path / "dump").glob("*.lower.after.py")
     assert "panel_linear" in lowered.read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ _COSTS: dict[str, tuple[str, str]] = {
 }
 _TOLD = re.compile("avx2|avx512|amx|fma$|f16c|asimd|sve|bf16|i8mm")  # features of a processor
 # What this project's own tests and lints need is no business of a user's.
-_DEVELOPERS = ("test", "docs")
+_DEVELOPERS = ("test", "docs", "bench")
 
 
 @dataclass(frozen=True)

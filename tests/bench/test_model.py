@@ -225,11 +225,11 @@ def test_plots_against_length(tmp_path: Path) -> None:
 
 
 def test_measure(file: Path) -> None:
-    options = Options(str(file), against=(), prompts=(16, 24), tokens=3, batches=(2,), rounds=2)
+    options = Options(str(file), against=(), prompts=(16,), tokens=3, batches=(2,), rounds=2)
     seen: list[str] = []
     found = measure(options, seen.append)
     (own,) = found.contenders
-    assert set(own.prefill) == set(own.decode) == {Size(16, 2), Size(24, 2)}
+    assert set(own.prefill) == set(own.decode) == {Size(16, 2)}
     assert all(len(values) == 2 and min(values) > 0 for values in own.prefill.values())
     assert own.load > 0
     assert own.compile > 0

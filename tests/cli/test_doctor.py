@@ -90,7 +90,7 @@ def test_every_extra_has_its_packages_and_its_costs() -> None:
     extras = re.findall(r"^(\w+) = ", table, re.MULTILINE)
     assert {"hf", "cuda", "demo", "completion"} <= set(extras)
     found = {p.extra for p in packages() if not p.required and p.extra}
-    assert found == set(extras) - {"test", "docs"}
+    assert found == set(extras) - {"test", "docs", "bench"}
     assert all(p.costs for p in packages() if not p.required)
     required = PROJECT.partition("\ndependencies = [")[2].partition("]")[0]
     names = re.findall(r'"([a-z]+)', required)

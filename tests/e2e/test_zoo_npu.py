@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,9 @@ REFUSED = {"gguf-potpourri": 1, "ct-fp8-dynamic": 28}
 # Tokens from which on texts differ in bfloat16, where the plain model's two best logits are less
 # than two units of their last place apart.
 SPLITS = {"ar-w2g32-asym": 13, "gguf-q2_k": 6}
+# 32 tokens take the emulator ten seconds an entry: every third, one of each family, and the two
+# that split; QCOMPILE_LARGE=1 compares the texts of all.
+TEXTS = ALL if os.environ.get("QCOMPILE_LARGE") else {*ALL[::3], *SPLITS}
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +165,8 @@ def test_logits_and_text_in_bfloat16(name: str) -> None:
         assert model.dtype == torch.bfloat16
         found = chosen_errors(model, entry, choices) if name in MOE else errors(model, entry)
     assert max(found) < BOUNDS[torch.bfloat16]
-    check_text(model, entry, SPLITS.get(name))
+    if name in TEXTS:
+        check_text(model, entry, SPLITS.get(name))
 
 
 def chosen_errors(model: Any, entry: Entry, choices: list[torch.Tensor]) -> list[float]:
