@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from qcompile.errors import OptionError, QCompileError
 from qcompile.sealed import seal
@@ -59,6 +60,8 @@ def _compiled(
     name = type(model).__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, (args, kwargs))
         with _ONE_AT_A_TIME, torch.no_grad(), settings(), _own_errors(name):
             result = run(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -112,6 +115,20 @@ class _NoBackward(torch.autograd.Function):
             "train the adapters on the float model and attach them to this one; where no gradient "
             "is wanted, call it under torch.no_grad()",
         )
+
+
+def _refuse_tangents(model: str, given: Any) -> None:
+    """Raise OptionError where an input carries a tangent, which the outputs would not have."""
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves(given):
+        if isinstance(leaf, torch.Tensor) and forward_ad.unpack_dual(leaf).tangent is not None:
+            raise OptionError(
+                model,
+                "an input carries a tangent, and forward-mode derivatives are asked for",
+                "inputs without; products on quantized weights have no derivatives here",
+                "call it outside of forward_ad.dual_level(), or differentiate the float model",
+            )
 
 
 def _without_backward(result: Any, model: nn.Module, given: Any) -> Any:
