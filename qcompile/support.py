@@ -214,6 +214,8 @@ def main(arguments: Sequence[str]) -> int:
         if list(arguments) == ["--write"]:
             PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
             say(f"wrote {PAGE}")
+        elif arguments:
+            raise OptionError(" ".join(arguments), "unknown", "--write, or nothing", COMMAND)
         else:
             print("\n\n".join(f"## {name}\n\n{section(name)}" for name in STORED))
     except QCompileError as error:

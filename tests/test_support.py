@@ -39,6 +39,11 @@ def test_a_page_without_markers_is_an_error() -> None:
         support.rewritten("# Schemes")
 
 
+def test_an_option_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert support.main(["--wriet"]) == 2
+    assert "--wriet" in capsys.readouterr().err
+
+
 def test_cells_are_the_plan_s() -> None:
     rows = {row.label: row for row in STORED["gguf"]()}
     linear = support.site_of(rows["`iq1_m`"], "linear")

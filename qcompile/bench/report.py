@@ -24,6 +24,7 @@ from typing import Any
 from qcompile.bench import report_sections
 from qcompile.bench.report_sections import Settings
 from qcompile.bench.tables import urgent
+from qcompile.cli.bench_options import allowed_urgency, check_places
 from qcompile.errors import OptionError, QCompileError, nearest
 
 SECTIONS = report_sections.SECTIONS
@@ -121,6 +122,7 @@ def _given(arguments: Sequence[str] | None) -> Given:
     parser.add_argument("--details", metavar="FILE", help="write whole tables as Markdown")
     parser.add_argument("--json", metavar="FILE", help="write everything measured as JSON")
     found = parser.parse_args(arguments)
+    check_places(found, ("details", "json"))
     only = tuple(name.strip() for name in found.only.split(","))
     for name in only:
         if name not in SECTIONS:
@@ -132,7 +134,7 @@ def _given(arguments: Sequence[str] | None) -> Given:
             )
     settings = Settings(
         quick=found.quick,
-        urgent=found.urgent,
+        urgent=allowed_urgency(found),
         gemma=found.gemma or os.environ.get("QCOMPILE_GEMMA"),
         large=found.large,
         folder=tempfile.gettempdir(),

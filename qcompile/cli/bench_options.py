@@ -108,9 +108,11 @@ def refuse(arguments: argparse.Namespace, names: Iterable[str], beside: str) -> 
             )
 
 
-def check_places(arguments: argparse.Namespace) -> None:
+def check_places(
+    arguments: argparse.Namespace, options: Iterable[str] = ("json", "markdown")
+) -> None:
     """Raise OptionError where results could not be written, before anything is measured."""
-    for option in ("json", "markdown"):
+    for option in options:
         given = getattr(arguments, option)
         if given and (Path(given).is_dir() or not Path(given).absolute().parent.is_dir()):
             raise OptionError(

@@ -193,6 +193,10 @@ def test_the_report_needs_every_marker_before_it_measures(
             report.main(["--write", str(page), "--only", "model"])
     with pytest.raises(OptionError, match="kernels"):
         report.main(["--write", str(page), "--only", "kernel"])
+    page.write_text(f"{first}\n{last}\n", encoding="utf-8")
+    nowhere = str(tmp_path / "none" / "all.md")
+    with pytest.raises(OptionError, match="--details"):
+        report.main(["--write", str(page), "--only", "model", "--details", nowhere])
 
 
 def test_the_readme_has_a_place_for_every_section() -> None:
