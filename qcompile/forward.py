@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from qcompile.errors import OptionError, QCompileError
+from qcompile.errors import LowerError, OptionError, QCompileError
 from qcompile.sealed import seal
 from qcompile.session import Session
 
@@ -87,10 +88,23 @@ def _own_errors(model: str) -> Iterator[None]:
         inner = getattr(failure, "inner_exception", None)
         if isinstance(inner, QCompileError):
             raise inner from None
-        refused = as_capture_error(failure, model)
+        refused = as_capture_error(failure, model) or _as_lower_error(failure, model)
         if refused is not None:
             raise refused from failure
         raise
+
+
+def _as_lower_error(failure: Exception, model: str) -> LowerError | None:
+    """What a native op says of its inputs, told as our errors are; None for another failure."""
+    told = re.search(r"(qcompile_\w+): (.+)", str(failure))
+    if told is None or not isinstance(failure, RuntimeError):
+        return None
+    return LowerError(
+        f"{model}, an op of {told[1]}",
+        told[2],
+        "inputs of the dtype and the columns that the model was compiled for",
+        "cast or reshape what is given to the model",
+    )
 
 
 # **** gradients ****

@@ -1,7 +1,8 @@
 """Inductor's settings for our graphs, and the mark that keeps its cache apart from older code.
 
-Comes in: the native libraries that are loaded. Goes out: settings for ``compile_fx``.
-Always holds: code that Inductor cached for one build of our ops is not used with another.
+Comes in: the native libraries that are loaded, the backends' code. Goes out: settings for
+``compile_fx``. Always holds: code that Inductor cached for one build of our ops is not used with
+another.
 
 Inductor's cache knows a graph by the names of its ops. What it compiled also holds what the fake
 implementations of those said of their results, such as strides; where these change, it is wrong.
@@ -9,7 +10,9 @@ implementations of those said of their results, such as strides; where these cha
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +22,40 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import qcompile
+from qcompile import backends
 
 
 class Stamp(CustomGraphPass):
-    """A pass that changes nothing, whose identity becomes part of the cache's key."""
+    """A pass whose identity is part of the cache's key; it runs the pass that the user has set."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Callable[[fx.Graph], None] | None = None) -> None:
         libraries = sorted(Path(path).name for path in torch.ops.loaded_libraries)
-        facts = "\0".join((qcompile.__version__, *libraries))
+        facts = "\0".join((qcompile.__version__, _fakes(), *libraries))
+        self.first = first
         self.stamp = hashlib.sha256(facts.encode()).hexdigest()
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Leave the graph as it is."""
+        """Leave the graph to the user's pass, or as it is."""
+        if self.first is not None:
+            self.first(graph)
 
-    def uuid(self) -> str:
-        """What the cache's key takes."""
-        return self.stamp
+    def uuid(self) -> Any:
+        """What the cache's key takes; None, which means no caching, where the user's has none."""
+        if self.first is None:
+            return self.stamp
+        own = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
+        return None if own is None else (self.stamp, own)
+
+
+@functools.cache
+def _fakes() -> str:
+    """A digest of the files in which backends describe their ops."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(backends.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def settings() -> dict[str, Any]:
-    """Settings for the graphs of one session; a pass that the user has set stays."""
-    if config.post_grad_custom_post_pass is not None:
-        return {}
-    return {"post_grad_custom_post_pass": Stamp()}
+    """Settings for the graphs of one session."""
+    return {"post_grad_custom_post_pass": Stamp(config.post_grad_custom_post_pass)}

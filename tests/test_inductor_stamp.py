@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,16 +25,31 @@ def test_the_stamp_tells_versions_and_libraries_apart(monkeypatch: pytest.Monkey
     assert len({first, second, Stamp().uuid()}) == 3
 
 
-def test_a_pass_of_the_user_stays() -> None:
+def test_a_pass_of_the_user_runs_and_counts() -> None:
+    seen: list[torch.fx.Graph] = []
+
     class Own(CustomGraphPass):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
         def __call__(self, graph: torch.fx.Graph) -> None:
-            pass
+            seen.append(graph)
 
         def uuid(self) -> str:
-            return "own"
+            return self.name
 
-    with config.patch(post_grad_custom_post_pass=Own()):
-        assert settings() == {}
+    def stamp_with(own: Any) -> Stamp:
+        with config.patch(post_grad_custom_post_pass=own):
+            found = settings()["post_grad_custom_post_pass"]
+        assert isinstance(found, Stamp)
+        return found
+
+    graph = torch.fx.Graph()
+    stamp_with(Own("a"))(graph)
+    assert seen == [graph]
+    keys = {stamp_with(own).uuid() for own in (None, Own("a"), Own("b"))}
+    assert len(keys) == 3
+    assert stamp_with(seen.append).uuid() is None  # without an identity nothing is cached
 
 
 @pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
@@ -46,7 +62,8 @@ def test_a_new_version_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
             self.linear = torch.nn.Linear(32, 16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).relu() + 1
+            result: torch.Tensor = self.linear(x).relu() + 1
+            return result
 
     def run(version: str) -> tuple[int, int]:
         monkeypatch.setattr(qcompile, "__version__", version)

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import qcompile
-from qcompile.errors import CaptureError, OptionError
+from qcompile.backends.cpu.probe import find_compiler
+from qcompile.errors import CaptureError, LowerError, OptionError
 from qcompile.passes import NAMES
 
 Formula = Callable[..., Any]
@@ -185,6 +186,14 @@ def test_another_use_of_a_weight_is_named(tmp_path: Path, formula: Formula, use:
 
 
 # **** the environment ****
+
+
+@pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
+def test_what_a_native_op_refuses_is_told_as_other_errors_are(tmp_path: Path) -> None:
+    model, _ = compiled(tmp_path, lambda m, x: m.p(x))
+    with pytest.raises(LowerError, match="float32, float16 or bfloat16") as caught:
+        model(rand(3, 64).double())
+    assert "csrc" not in str(caught.value)
 
 
 def test_dump_and_log(

@@ -89,6 +89,7 @@ def _kernel_flags(compiler: str) -> tuple[str, ...]:
 
 def _key(compiler: str) -> str:
     facts = [
+        Path(__file__).read_text(encoding="utf-8"),  # which file gets which flags
         *(file.name + file.read_text(encoding="utf-8") for file in sorted(_SOURCES.iterdir())),
         *_FLAGS,
         variant(),
@@ -126,8 +127,6 @@ def _sources() -> list[Path]:
     """The files to compile, in the order in which they are linked."""
     chosen = sorted(_SOURCES.glob(f"kernels_*{variant()}.cpp"))
     files = sorted(_SOURCES.glob("*.cpp"))
-    # The variant last: where two objects hold the same inline function, the linker keeps the
-    # first.
     common = [file for file in files if not file.name.startswith("kernels_")]
     return [*common, *chosen]
 

@@ -366,7 +366,6 @@ void few_rows(const Attention& a, int64_t b, int64_t group, int64_t begin) {
 template <qc::Number T>
 void rows_of(const Attention& a, int64_t b, int64_t group, int64_t begin, int64_t end) {
   if (a.rows() > FEW) return many_rows<T>(a, b, group, begin, end);
-  for (; begin + 4 <= end; begin += 4) few_rows<T, 4>(a, b, group, begin);
   for (; begin + 2 <= end; begin += 2) few_rows<T, 2>(a, b, group, begin);
   if (begin < end) few_rows<T, 1>(a, b, group, begin);
 }
