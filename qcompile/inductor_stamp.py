@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,23 @@ from qcompile import backends
 
 
 class Stamp(CustomGraphPass):
-    """A pass whose identity is part of the cache's key; it runs the pass that the user has set."""
+    """A pass whose identity is part of the cache's key; it runs those that the user has set."""
 
-    def __init__(self, first: Callable[[fx.Graph], None] | None = None) -> None:
+    def __init__(self, own: Sequence[Callable[[fx.Graph], None]] = ()) -> None:
         libraries = sorted(Path(path).name for path in torch.ops.loaded_libraries)
         facts = "\0".join((qcompile.__version__, _fakes(), *libraries))
-        self.first = first
+        self.own = tuple(own)
         self.stamp = hashlib.sha256(facts.encode()).hexdigest()
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Leave the graph to the user's pass, or as it is."""
-        if self.first is not None:
-            self.first(graph)
+        """Leave the graph to the user's passes, or as it is."""
+        for rewrite in self.own:
+            rewrite(graph)
 
     def uuid(self) -> Any:
-        """What the cache's key takes; None, which means no caching, where the user's has none."""
-        if self.first is None:
-            return self.stamp
-        own = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
-        return None if own is None else (self.stamp, own)
+        """What the cache's key takes; None, which means no caching, where a user's has none."""
+        names = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.own]
+        return None if None in names else (self.stamp, *names)
 
 
 @functools.cache
@@ -58,4 +56,6 @@ def _fakes() -> str:
 
 def settings() -> dict[str, Any]:
     """Settings for the graphs of one session."""
-    return {"post_grad_custom_post_pass": Stamp(config.post_grad_custom_post_pass)}
+    own = config.post_grad_custom_post_pass
+    several = own if isinstance(own, (list, tuple)) else () if own is None else (own,)
+    return {"post_grad_custom_post_pass": Stamp(several)}
