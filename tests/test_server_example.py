@@ -40,7 +40,7 @@ def address() -> Iterator[str]:
 
 def post(address: str, **asked: Any) -> str:
     request = urllib.request.Request(address, json.dumps(asked).encode())
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         text: str = answer.read().decode()
         return text
 
