@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,41 +51,42 @@ def seal_saving(model: nn.Module) -> None:
             )
         _save(model, save_directory, **kwargs)
 
-    def push_to_hub(*args: Any, **kwargs: Any) -> NoReturn:
-        raise OptionError(
-            f"{name}.push_to_hub",
-            "a compiled model is not uploaded",
-            "a folder that was looked at first",
-            "save_pretrained(folder), then huggingface_hub.upload_folder(folder_path=folder, ...)",
-        )
-
-    def dequantize(*args: Any, **kwargs: Any) -> NoReturn:
-        raise OptionError(
-            f"{name}.dequantize",
-            "a compiled model keeps no floats to go back to",
-            "the checkpoint, which has the quantized weights",
-            "qcompile.open(path).dequantize(name) gives one weight in float32",
-        )
-
-    def resize_token_embeddings(*args: Any, **kwargs: Any) -> NoReturn:
-        raise OptionError(
-            f"{name}.resize_token_embeddings",
-            "the weights of a compiled model are planned and packed in their shapes",
-            "a float model",
-            "resize the float model, then quantize and compile it",
-        )
-
     sealed: dict[str, Any] = {
         "save_pretrained": save_pretrained,
-        "push_to_hub": push_to_hub,
-        "dequantize": dequantize,
-        "resize_token_embeddings": resize_token_embeddings,
+        **{method: _refusal(f"{name}.{method}", *why) for method, why in _REFUSED.items()},
         # transformers refuses these by a word of its own, whether or not they change anything.
         "half": functools.partial(nn.Module.half, model),
         "float": functools.partial(nn.Module.float, model),
     }
     for attribute, call in sealed.items():
         object.__setattr__(model, attribute, call)
+
+
+# What a compiled model cannot do: what was found, what is needed, what to do instead.
+_REFUSED = {
+    "push_to_hub": (
+        "a compiled model is not uploaded",
+        "a folder that was looked at first",
+        "save_pretrained(folder), then huggingface_hub.upload_folder(folder_path=folder, ...)",
+    ),
+    "dequantize": (
+        "a compiled model keeps no floats to go back to",
+        "the checkpoint, which has the quantized weights",
+        "qcompile.open(path).dequantize(name) gives one weight in float32",
+    ),
+    "resize_token_embeddings": (
+        "the weights of a compiled model are planned and packed in their shapes",
+        "a float model",
+        "resize the float model, then quantize and compile it",
+    ),
+}
+
+
+def _refusal(where: str, found: str, needed: str, fix: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OptionError(where, found, needed, fix)
+
+    return refuse
 
 
 def _save(

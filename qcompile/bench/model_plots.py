@@ -8,7 +8,7 @@ slowest to the fastest round; each line is named where it ends.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qcompile.bench.chart import COLOURS, Axis, Chart, linear
@@ -47,14 +47,7 @@ def folder_of(folder: str | Path) -> Path:
 def against_batch(report: Report, kind: str) -> str:
     """One picture; ``kind`` is ``prefill`` or ``decode``. The longest prompt stands for all."""
     prompt = max(report.options.prompts)
-    lines = {
-        figures.name: {
-            float(size.batch): rates
-            for size, rates in sorted(_rates(figures, kind).items())
-            if size.prompt == prompt
-        }
-        for figures in report.contenders
-    }
+    lines = _lines(report, kind, lambda size: size.batch if size.prompt == prompt else None)
     where = tuple(float(batch) for batch in sorted(report.options.batches))
     about = f"prompts of {prompt} tokens"
     return _chart(report, kind, about, lines, Axis(0.0, where[-1], "sequences at once", where))
@@ -63,17 +56,22 @@ def against_batch(report: Report, kind: str) -> str:
 def against_length(report: Report, kind: str) -> str:
     """The same over lengths of prompts, with as few sequences at once as were run."""
     batch = min(report.options.batches)
-    lines = {
-        figures.name: {
-            float(size.prompt): rates
-            for size, rates in sorted(_rates(figures, kind).items())
-            if size.batch == batch
-        }
-        for figures in report.contenders
-    }
+    lines = _lines(report, kind, lambda size: size.prompt if size.batch == batch else None)
     where = tuple(float(prompt) for prompt in sorted(report.options.prompts))
     about = f"{batch} at once"
     return _chart(report, kind, about, lines, Axis(0.0, where[-1], "tokens of a prompt", where))
+
+
+def _lines(report: Report, kind: str, place: Callable[[Size], int | None]) -> dict[str, _Rates]:
+    """Each contender's rates where ``place`` says that a size belongs, in the order of sizes."""
+    found: dict[str, _Rates] = {}
+    for figures in report.contenders:
+        line = found[figures.name] = {}
+        for size, rates in sorted(_rates(figures, kind).items()):
+            at = place(size)
+            if at is not None:
+                line[float(at)] = rates
+    return found
 
 
 def _chart(report: Report, kind: str, about: str, lines: dict[str, _Rates], x: Axis) -> str:
