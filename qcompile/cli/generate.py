@@ -36,7 +36,9 @@ class Bar:
         """Show that ``done`` of ``total`` bytes are packed and ``name`` is next."""
         if self.bar is None:
             self.begin = time.perf_counter()
-            self.bar = tqdm(total=total, unit="B", unit_scale=True, desc="packing", leave=True)
+            self.bar = tqdm(
+                total=total, unit="B", unit_scale=True, desc="packing", leave=True, disable=None
+            )
         self.bar.set_postfix_str(name, refresh=False)
         self.bar.update(done - self.bar.n)
         if done == total:
