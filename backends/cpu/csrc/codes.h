@@ -34,12 +34,19 @@ inline Words pair_of(const Words& x) {
   return mask(moved, 0x03030303u << TO);
 }
 
-// The four quads of a unit, as unsigned bytes that `dot` multiplies.
+// Codes that may exceed 127 where `dot` takes signed bytes: they come 128 too small, which is their
+// middle, so that their sums begin at zero.
+constexpr bool is_signed(int bits, bool table) { return WIDE_IS_SIGNED && (bits == 8 || table); }
+
+// The four quads of a unit, as bytes that `dot` multiplies.
 template <int BITS, bool TABLE>
 inline QC_INLINE void load_unit(const Runs& at, const Table& table, Words (&quads)[QUADS]) {
   constexpr int P = BITS & 4, B = BITS & 6;  // where pairs and bits belong
   if (BITS == 8) {
-    repeat<QUADS>([&](auto q) QC_INLINE { quads[q] = load_words(at.wide + q * LINE); });
+    repeat<QUADS>([&](auto q) QC_INLINE {
+      const Words codes = load_words(at.wide + q * LINE);
+      quads[q] = is_signed(BITS, TABLE) ? flip(codes, 0x80808080u) : codes;
+    });
     return;
   }
   if (BITS & 4) {
@@ -62,7 +69,10 @@ inline QC_INLINE void load_unit(const Runs& at, const Table& table, Words (&quad
     });
   }
   if (TABLE) {
-    repeat<QUADS>([&](auto q) QC_INLINE { quads[q] = flip(look_up(table, quads[q]), 0x80808080u); });
+    repeat<QUADS>([&](auto q) QC_INLINE {
+      const Words values = look_up(table, quads[q]);
+      quads[q] = is_signed(BITS, TABLE) ? values : flip(values, 0x80808080u);
+    });
   }
 }
 

@@ -105,7 +105,9 @@ void few_rows(const Weight& w, const Walks<P, M>& rows, int64_t panel, Lanes (&t
     Runs runs(base, at);
     for (int64_t g = 0; g < at.groups; g++) {
       Words sums[A];
-      repeat<A>([&](auto a) QC_INLINE { sums[a] = spread_word(in.start(a, g, SHIFT)); });
+      repeat<A>([&](auto a) QC_INLINE {
+        sums[a] = spread_word(is_signed(BITS, TABLE) ? 0 : in.start(a, g, SHIFT));
+      });
       for (int64_t left = w.units(at.group + g); left > 0; left--) {
         Words quads[QUADS];
         load_unit<BITS, TABLE>(runs, table, quads);

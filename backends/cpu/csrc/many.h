@@ -21,6 +21,10 @@ struct Tile {
 
 // With one digit, forms with an extra leave codes as they are: their sums begin at zero.
 constexpr bool is_centred(int digits, bool extra) { return digits > 1 || !extra; }
+// So do those of bytes that `dot` takes as signed.
+constexpr bool begins_at_zero(bool wide, int digits, bool extra) {
+  return (wide && WIDE_IS_SIGNED) || !is_centred(digits, extra);
+}
 
 template <int BITS, bool TABLE>
 __attribute__((noinline)) void decode_chunk(const Weight& w, const Chunk& at, int64_t panel,
@@ -122,8 +126,9 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
   for (int64_t g = 0; g < in.count; g++, scale += SIDE * ROWS) {
     Words acc[A * S];
     repeat<A>([&](auto a) QC_INLINE {
-      const Words start =
-          is_centred(P, EXTRA) ? load_word(in.starts + a * in.groups + g) : spread_word(0);
+      const Words start = begins_at_zero(WIDE, P, EXTRA)
+                              ? spread_word(0)
+                              : load_word(in.starts + a * in.groups + g);
       repeat<S>([&](auto s) QC_INLINE { acc[a * S + s] = start; });
     });
     for (int64_t left = g + 1 < in.count ? in.units : in.last_units; left > 0; left--) {
@@ -211,11 +216,14 @@ void multiply_side(int64_t side, const Tile& tile, const Block& in, int64_t m, b
   multiply_rows<WIDE, EXTRA, P, S>(tile, in, m, first, sums, ahead);
 }
 
-// Where the sums of the rows' digits with centred codes begin, in each group of a chunk.
+// Where the sums of the rows' digits with centred codes begin, in each group of a chunk. Unsigned,
+// because groups that a last chunk lacks hold anything.
 inline void set_starts(const Weight& w, const Rows& in, int32_t* starts) {
-  const int32_t *from = in.totals, factor = 1 << middle_shift(w.bits, w.form == LOOKUP);
+  const uint32_t factor = 1u << middle_shift(w.bits, w.form == LOOKUP);
   const int64_t count = in.m * in.digits * in.groups;
-  for (int64_t i = 0; i < count; i++) starts[i] = from[i] * factor;
+  for (int64_t i = 0; i < count; i++) {
+    starts[i] = static_cast<int32_t>(static_cast<uint32_t>(in.totals[i]) * factor);
+  }
 }
 
 // The rows of panels [panel, panel + side), whose sums are in sums[m][SIDE][ROWS].
@@ -246,7 +254,8 @@ void many_panels(const Weight& w, const Rows& all, const Output& out, int64_t be
         Rows in = all.at(c, m0);
         in.m = rows;
         for (int s = 0; s < side; s++) {
-          decode_chunk<BITS, TABLE>(w, at, panel + s, s, is_centred(P, EXTRA), tile);
+          const bool centred = is_centred(P, EXTRA) || is_signed(BITS, TABLE);
+          decode_chunk<BITS, TABLE>(w, at, panel + s, s, centred, tile);
         }
         Ahead ahead(w, at, panel, side, (rows + rows_together(P) - 1) / rows_together(P));
         if (is_centred(P, EXTRA)) set_starts(w, in, starts.data());

@@ -219,7 +219,7 @@ inline __m256i dot_half(__m256i sum, __m256i codes, __m256i x) {
 }
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
-constexpr bool WIDE_DIFFERS = true;
+constexpr bool WIDE_DIFFERS = true, WIDE_IS_SIGNED = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   return {dot_half<WIDE>(sum.a, codes.a, x.a), dot_half<WIDE>(sum.b, codes.b, x.b)};

@@ -140,7 +140,7 @@ inline Words add_where(const Words& x, const uint8_t* mask, int8_t value) {
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
 // The instruction does not saturate, so WIDE makes no difference: one template serves both.
-constexpr bool WIDE_DIFFERS = false;
+constexpr bool WIDE_DIFFERS = false, WIDE_IS_SIGNED = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   return {_mm512_dpbusd_epi32(sum.v, codes.v, x.v)};

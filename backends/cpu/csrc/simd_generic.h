@@ -160,7 +160,7 @@ inline Words add_where(const Words& x, const uint8_t* mask, int8_t value) {
 }
 // sum + the products of four unsigned bytes of a word with the four signed bytes of `x`. WIDE says
 // that the unsigned bytes may exceed 127.
-constexpr bool WIDE_DIFFERS = false;
+constexpr bool WIDE_DIFFERS = false, WIDE_IS_SIGNED = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   Words r = sum;
