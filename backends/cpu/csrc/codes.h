@@ -52,9 +52,9 @@ inline QC_INLINE void load_unit(const Runs& at, const Table& table, Words (&quad
   if (BITS & 4) {
     const Words first = load_words(at.nibbles), second = load_words(at.nibbles + LINE);
     quads[0] = mask(first, 0x0f0f0f0fu);
-    quads[1] = mask(shift_right(first, 4), 0x0f0f0f0fu);
+    quads[1] = upper_nibbles(first);
     quads[2] = mask(second, 0x0f0f0f0fu);
-    quads[3] = mask(shift_right(second, 4), 0x0f0f0f0fu);
+    quads[3] = upper_nibbles(second);
   }
   if (BITS & 2) {
     const Words pairs = load_words(at.pairs);

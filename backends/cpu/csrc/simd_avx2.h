@@ -130,6 +130,8 @@ inline Words shift_right(const Words& x, int by) {
 inline Words shift_right_signed(const Words& x, int by) {
   return {_mm256_srai_epi32(x.a, by), _mm256_srai_epi32(x.b, by)};
 }
+// The upper four bits of every byte.
+inline Words upper_nibbles(const Words& x) { return mask(shift_right(x, 4), 0x0f0f0f0fu); }
 inline Lanes to_lanes(const Words& x) {
   return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
 }

@@ -90,6 +90,8 @@ inline Words shift_right(const Words& x, int by) {
 inline Words shift_right_signed(const Words& x, int by) {
   return {_mm512_srai_epi32(x.v, static_cast<unsigned>(by))};
 }
+// The upper four bits of every byte.
+inline Words upper_nibbles(const Words& x) { return mask(shift_right(x, 4), 0x0f0f0f0fu); }
 inline Lanes to_lanes(const Words& x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Words rounded(const Lanes& x) { return {_mm512_cvtps_epi32(x.v)}; }
 inline Words bits_of(const Lanes& x) { return {_mm512_castps_si512(x.v)}; }

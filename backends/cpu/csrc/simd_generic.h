@@ -92,6 +92,8 @@ inline Words shift_right(const Words& x, int by) {
 inline Words shift_right_signed(const Words& x, int by) {
   Words r; QC_EACH r.v[i] = static_cast<uint32_t>(as_signed(x.v[i]) >> by); return r;
 }
+// The upper four bits of every byte.
+inline Words upper_nibbles(const Words& x) { return mask(shift_right(x, 4), 0x0f0f0f0fu); }
 inline Lanes to_lanes(const Words& x) {
   Lanes r; QC_EACH r.v[i] = static_cast<float>(as_signed(x.v[i])); return r;
 }

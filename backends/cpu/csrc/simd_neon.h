@@ -168,6 +168,13 @@ inline Words shift_right(const Words& x, int by) {
 inline Words shift_right_signed(const Words& x, int by) {
   return each<Words>([&](uint32x4_t v) { return as_words(as_signed(v) >> by); }, x);
 }
+// The upper four bits of every byte.
+inline Words upper_nibbles(const Words& x) {
+  const auto one = [](uint32x4_t v) {
+    return vreinterpretq_u32_u8(vshrq_n_u8(vreinterpretq_u8_u32(v), 4));
+  };
+  return each<Words>(one, x);
+}
 inline Lanes to_lanes(const Words& x) {
   return each<Lanes>([](uint32x4_t v) { return vcvtq_f32_s32(as_signed(v)); }, x);
 }
