@@ -29,9 +29,8 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 # the decoded value is the one the spec defines.
 _FLAGS = ("-O2", "-ftree-vectorize", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
 # With the first two passes, and with registers allocated loop by loop, g++ keeps sums in memory:
-# many rows take up to twice the time.
-_KERNEL_FLAGS = ("-fno-tree-pre", "-fno-gcse")
-_REGISTER_FLAGS = ("-fira-region=one",)  # clang does not know it
+# many rows take up to twice the time. clang does not know them.
+_KERNEL_FLAGS = ("-fno-tree-pre", "-fno-gcse", "-fira-region=one")
 # The kernels of one variant are compiled: it is built on the machine that runs it.
 _VARIANTS = {
     "generic": (),
@@ -40,6 +39,7 @@ _VARIANTS = {
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
         *("-mfma", "-mf16c"),
     ),
+    "neon": ("-march=armv8.2-a+dotprod",),
 }
 # These include torch's headers.
 _BINDINGS = ("attention.cpp", "binding.cpp", "experts.cpp", "experts_layer.cpp", "repack.cpp")
@@ -84,7 +84,7 @@ def _version(compiler: str) -> list[str]:
 
 def _kernel_flags(compiler: str) -> tuple[str, ...]:
     clang = any("clang" in line for line in _version(compiler))
-    return _KERNEL_FLAGS if clang else (*_KERNEL_FLAGS, *_REGISTER_FLAGS)
+    return () if clang else _KERNEL_FLAGS
 
 
 def _key(compiler: str) -> str:

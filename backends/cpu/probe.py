@@ -1,7 +1,8 @@
 """What this machine has. The only file of the backend that asks.
 
 ``QCOMPILE_CXX`` names the compiler, or ``none`` to do without; ``QCOMPILE_CPU_ISA`` is ``generic``
-to run the portable kernels, or ``avx2`` to leave AVX-512 alone.
+to run the portable kernels, or ``avx2`` to leave AVX-512 alone. Any other value chooses nothing:
+a variant that the machine lacks cannot be asked for.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import functools
 import os
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 _COMPILERS = ("g++", "c++", "clang++")
+_ARM = ("aarch64", "arm64")  # as Linux and macOS call it
+_X86 = ("x86_64", "AMD64")
 
 
 def find_compiler() -> str | None:
@@ -35,6 +39,8 @@ def missing_compiler() -> str | None:
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Feature names that the operating system reports; empty where it reports none."""
+    if platform.system() == "Darwin":
+        return _apple_flags()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -45,23 +51,37 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+def _apple_flags() -> frozenset[str]:
+    """What macOS says of an ARM processor, in Linux's words."""
+    command = ["sysctl", "-n", "hw.optional.arm.FEAT_DotProd"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return frozenset()
+    return frozenset({"asimddp"}) if done.stdout.strip() == "1" else frozenset()
+
+
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "f16c"})
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 
 
 def variant() -> str:
-    """Which of the native kernels this machine runs: ``avx512``, ``avx2`` or ``generic``."""
+    """Which native kernels this machine runs: ``avx512``, ``avx2``, ``neon`` or ``generic``."""
     asked = os.environ.get("QCOMPILE_CPU_ISA")
-    flags = cpu_flags() if platform.machine() in ("x86_64", "AMD64") else frozenset()
-    if asked == "generic" or not flags >= _AVX2:
+    if asked == "generic":
+        return "generic"
+    flags = cpu_flags()
+    if platform.machine() in _ARM:
+        return "neon" if "asimddp" in flags else "generic"
+    if platform.machine() not in _X86 or not flags >= _AVX2:
         return "generic"
     return "avx512" if flags >= _AVX512 and asked != "avx2" else "avx2"
 
 
 def host_arch() -> str:
     """The architecture of ``Target`` that describes this machine."""
-    if platform.machine() in ("arm64", "aarch64"):
-        return "neon"
+    if platform.machine() in _ARM:
+        return variant()
     flags = cpu_flags()
     if os.environ.get("QCOMPILE_CPU_ISA") == "generic":
         return "generic"
