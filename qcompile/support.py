@@ -34,7 +34,7 @@ from qcompile.weight import Rows, WeightRef
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "schemes.md"
 COMMAND = "python -m qcompile.support --write"
 TARGETS = (
-    *("cpu:avx512_vnni", "cpu:avx2", "cpu:generic"),
+    *("cpu:avx512_vnni", "cpu:avx2", "cpu:neon", "cpu:generic"),
     *("cuda:sm80", "cuda:sm90", "npu:910b", "npu:310p"),
 )
 _EXPERTS = 4

@@ -125,7 +125,8 @@ def _native(found: Native, limit: int | None, paint: Paint) -> list[str]:
     have = ", ".join(found.features) or "no wide instructions that the system tells of"
     state = "built" if found.built else "not built yet; the first model builds them"
     lines += _fact("compiler", f"{found.compiler}: {found.version}", limit)
-    lines += _fact("variant", f"{found.variant} (the processor has {have})", limit)
+    proven = "; tested under emulation, speed not measured" if found.variant == "neon" else ""
+    lines += _fact("variant", f"{found.variant} (the processor has {have}){proven}", limit)
     lines += _fact("library", f"{state}: {found.library}", limit)
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_the_variant_is_the_one_that_runs(
     assert found["variant"] == probe.variant()
     assert asked != "generic" or found["variant"] == "generic"
     assert set(found["features"]) <= probe.cpu_flags()
+
+
+def test_on_arm_it_says_how_far_the_kernels_are_proven(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if probe.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.delenv("QCOMPILE_CPU_ISA", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(probe, "cpu_flags", lambda: frozenset({"asimd", "asimddp"}))
+    assert main(["doctor"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "neon (the processor has asimd, asimddp); tested under emulation" in text
+    assert "speed not measured" in text
 
 
 def test_every_extra_has_its_packages_and_its_costs() -> None:
