@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ from qcompile.spec import (
     Spec,
 )
 
-_ROWS_AT_ONCE = 4096
+# Decoded weights of one run: 2 MB of floats stay in a core's caches on their way to the product,
+# which takes a third to a tenth of the time that whole matrices do.
+_AT_ONCE = 1 << 19
 _SPECS: dict[str, type[MatrixSpec]] = {
     cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, ScaledSpec, FloatSpec)
 }
@@ -103,11 +106,19 @@ def _linear(
     rows = weight.shape[0]
     wide = x.to(torch.float32)
     out = x.new_empty((*x.shape[:-1], rows))
-    for start in range(0, rows, _ROWS_AT_ONCE):
-        run = slice(start, min(start + _ROWS_AT_ONCE, rows))
+    step = _rows_at_once(weight)
+    for start in range(0, rows, step):
+        run = slice(start, min(start + step, rows))
         part_of_bias = None if bias is None else bias[run].to(torch.float32)
         out[..., run] = functional.linear(wide, weight.take_rows(run).dequantize(), part_of_bias)
     return out
+
+
+def _rows_at_once(weight: QuantizedTensor) -> int:
+    """Rows of a run: whole entries of every part."""
+    fields = layout_of(weight.layout).fields(weight.spec, weight.shape)
+    whole = math.lcm(*(part.rows for part in fields if part.rows))
+    return max(1, _AT_ONCE // max(1, weight.shape[1]) // whole) * whole
 
 
 def _linear_shape(

@@ -1,6 +1,7 @@
-"""The CPU backend: native kernels where a compiler is found, the reference otherwise.
+"""The CPU backend: native kernels where a compiler is found, torch's own operators otherwise.
 
-Comes in: sites. Goes out: kernels over the panel layout.
+Comes in: sites. Goes out: native kernels over panels; aten's int4 product, for bfloat16
+activations; decoding in torch; the reference.
 Always holds: importing it compiles nothing and reads nothing of the machine.
 """
 
@@ -8,12 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from qcompile.backends.cpu import blocks as _blocks  # noqa: F401 - registers edges
+from qcompile.backends.cpu import decoded as _decoded
 from qcompile.backends.cpu import edges as _edges  # noqa: F401 - registers edges
 from qcompile.backends.cpu import experts as _experts
 from qcompile.backends.cpu import linear as _linear
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout
 from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
+from qcompile.backends.cpu.aten_embedding import AtenEmbedding
+from qcompile.backends.cpu.aten_int4 import ATEN_INT4
+from qcompile.backends.cpu.aten_linear import AtenLinear
 from qcompile.backends.cpu.attention import NativeAttention
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
@@ -26,13 +33,29 @@ from qcompile.target import Target
 if TYPE_CHECKING:
     from qcompile.passes import Pass
 
-KERNELS: tuple[Kernel, ...] = (_linear.EXACT, PanelEmbedding(), _experts.EXACT, *_REFERENCE)
+KERNELS: tuple[Kernel, ...] = (
+    *(_linear.EXACT, PanelEmbedding(), _experts.EXACT),
+    *(AtenLinear(), AtenEmbedding()),
+    *_decoded.KERNELS,
+    *_REFERENCE,
+)
 FAST_KERNELS: tuple[Kernel, ...] = (_linear.FAST, _experts.FAST)
+
+
+def kernels(dtype: torch.dtype) -> tuple[Kernel, ...]:
+    """The kernels for activations of a dtype: aten's int4 product is fast for bfloat16 alone."""
+    narrow = dtype == torch.bfloat16
+    return tuple(kernel for kernel in KERNELS if narrow or kernel.layout != ATEN_INT4.name)
 
 
 def default_target() -> Target:
     """This machine."""
     return Target("cpu", host_arch())
+
+
+def default_dtype(target: Target) -> torch.dtype:
+    """What every kernel takes."""
+    return torch.float32
 
 
 def compiler() -> str:

@@ -17,8 +17,9 @@ from qcompile.ops import encode_meaning
 from qcompile.site import Site
 from qcompile.target import Target
 
-# Decoding in torch takes some hundred times as long as reading the packed bytes.
-_SLOWNESS = 100.0
+# Decoding in torch takes up to some hundred times as long as reading the packed bytes; of an
+# embedding only the rows that are looked up are decoded.
+_SLOWNESS = {"linear": 100.0, "embedding": 10.0, "experts": 100.0}
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,24 @@ class ReferenceKernel:
         """Every site on a CPU, at a price."""
         if target.kind != "cpu":
             return Reject(f"decodes on the CPU; the target is {target}")
-        return Accept(_SLOWNESS * site.weight.nbytes, "decodes rows to float32 at every call")
+        cost = _SLOWNESS[self.kind] * site.weight.nbytes
+        return Accept(cost, "decodes rows to float32 at every call")
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
     ) -> fx.Node:
         """The canonical op on the packed parts."""
-        first, _, _, *rest = node.args
-        assert callable(node.target)
-        arguments = (first, list(parts), encode_meaning(weight), *rest)
-        return graph.call_function(node.target, arguments)
+        return canonical(graph, node, parts, weight)
+
+
+def canonical(
+    graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor
+) -> fx.Node:
+    """The op of ``node`` on a weight's parts in whatever layout; the arguments are ``emit``'s."""
+    first, _, _, *rest = node.args
+    assert callable(node.target)
+    arguments = (first, list(parts), encode_meaning(weight), *rest)
+    return graph.call_function(node.target, arguments)
 
 
 KERNELS = (

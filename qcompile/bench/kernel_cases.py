@@ -28,6 +28,10 @@ KINDS = ("linear", "embedding")
 _EMBEDDING, _SMALL = (262144, 640), (32768, 640)
 
 
+# The reference, and what runs where there is no compiler: timed where they are asked for.
+_STAND_INS = ("reference.", "cpu.aten_", "cpu.decoded_")
+
+
 @dataclass(frozen=True)
 class Case:
     """A weight ``[n, k]`` of a format, at a site of a kind."""
@@ -84,8 +88,7 @@ def chosen(kind: str, only: tuple[str, ...], numerics: tuple[str, ...]) -> tuple
         *(backend.KERNELS if "exact" in numerics else ()),
         *(fast if "fast" in numerics else ()),
     )
-    # What computes with the reference is no kernel to be timed unless it is asked for.
-    return tuple(k for k in listed if k.kind in KINDS and not k.name.startswith("reference."))
+    return tuple(k for k in listed if k.kind in KINDS and not k.name.startswith(_STAND_INS))
 
 
 def cases(

@@ -120,8 +120,12 @@ def _native(found: Native, limit: int | None, paint: Paint) -> list[str]:
     lines = [paint("title", "native CPU kernels")]
     if found.missing:
         lines += [paint("bad", line) for line in _fact("missing", found.missing, limit)]
-        cost = "sites run on the reference, which decodes the weight at every call, and graphs run "
-        return lines + wrapped("    ", "    ", cost + "eagerly, without Inductor", limit)
+        cost = (
+            "linears run as aten's int4 product where activations are bfloat16; others decode the "
+            "weight in torch at every call; experts run on the reference, and graphs run eagerly, "
+            "without Inductor"
+        )
+        return lines + wrapped("    ", "    ", cost, limit)
     have = ", ".join(found.features) or "no wide instructions that the system tells of"
     state = "built" if found.built else "not built yet; the first model builds them"
     lines += _fact("compiler", f"{found.compiler}: {found.version}", limit)

@@ -47,11 +47,40 @@ def test_gguf_to_panels(name: str) -> None:
     }
 
 
+@pytest.mark.parametrize("dest", ["cpu.fields", "cpu.aten_int4"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_gguf_to_what_torch_multiplies(name: str, dest: str) -> None:
+    weight = weight_of(name, rows=70)
+    if name == "mxfp4":  # an exponent is the first byte of a block
+        weight.parts["data"][:, ::17].clamp_(64, 192)
+    route = find_route(weight.layout, weight.spec, dest)
+    if route is None:  # groups of 8 columns
+        assert (name, dest) == ("iq1_m", "cpu.aten_int4")
+        return
+    packed = route.apply(weight)
+    packed.check(name)
+    assert packed.spec == route.spec
+    found, expected = packed.dequantize().double(), weight.dequantize().double()
+    if route.error is None:
+        assert torch.equal(found + 0.0, expected + 0.0)
+    else:
+        assert dest == "cpu.aten_int4"
+        assert (found - expected).norm() <= 2**-8 * expected.norm()
+    run = route.apply(weight.take_rows(slice(0, 64)))
+    assert torch.equal(run.dequantize() + 0.0, packed.dequantize()[:64] + 0.0)
+    meta = layout_of(dest).empty(route.spec, weight.shape, device="meta")
+    assert {k: (v.shape, v.dtype) for k, v in meta.items()} == {
+        k: (v.shape, v.dtype) for k, v in packed.parts.items()
+    }
+
+
 def test_every_edge_is_tried_here() -> None:
     """Those of the folder formats and of other backends have files of their own."""
     found = {e.source for e in edges() if e.dest == "cpu.panel"}
     direct = {f"gguf.{name}" for name in (*PLAIN, *NESTED)}
     assert found == {"affine", "lookup", "scaled", *direct, *(s.layout for s in SOURCES)}
+    assert {e.source for e in edges() if e.dest == "cpu.fields"} == {"affine", "lookup", "scaled"}
+    assert {e.source for e in edges() if e.dest == "cpu.aten_int4"} == {"affine", "lookup"}
     blocks = {e.source for e in edges() if e.source.startswith("gguf.")}
     assert blocks == {f"gguf.{name}" for name in QUANTIZED}
 
