@@ -35,6 +35,7 @@ from qcompile.observe import log
 from qcompile.program import without_root
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Linker = Callable[[fx.GraphModule], Callable[..., Any]]
 
 _WORTH_IT = 4  # regions: something before, two layers, something after
 _LAYER = re.compile(r"(\[|\.)'?\d+'?(\]|\.|$)")
@@ -49,7 +50,10 @@ class Region(nn.Module):
 
 
 def outline(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    compiler: Compiler,
+    linker: Linker | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph region by region.
 
@@ -57,6 +61,8 @@ def outline(
         graph_module: a graph whose nodes know their module (``nn_module_stack``).
         inputs: one for each placeholder.
         compiler: compiles one region.
+        linker: makes a callable of a graph whose nodes are ``Region``s, what they give, constants
+            and inputs; ``without_graph`` if None.
     """
     mode = _fake_mode(graph_module, inputs)
     if mode is None:
@@ -73,7 +79,7 @@ def outline(
         part = getattr(whole, str(node.target))
         whole.register_module(str(node.target), Region(_compiled(part, compiler, shared, mode)))
     log("passes", f"emit: {len(calls)} regions, {len(set(map(id, shared.values())))} different")
-    return without_graph(whole)
+    return (linker or without_graph)(whole)
 
 
 def without_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:

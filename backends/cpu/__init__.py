@@ -7,9 +7,11 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from qcompile.backends.cpu import blocks as _blocks  # noqa: F401 - registers edges
 from qcompile.backends.cpu import decoded as _decoded
@@ -27,6 +29,7 @@ from qcompile.backends.cpu.embedding import PanelEmbedding
 from qcompile.backends.cpu.probe import find_compiler, host_arch
 from qcompile.backends.cpu.siblings import JoinSiblings
 from qcompile.backends.reference import KERNELS as _REFERENCE
+from qcompile.emit import register_emitter
 from qcompile.kernel import Kernel, Numerics
 from qcompile.target import Target
 
@@ -60,7 +63,17 @@ def default_dtype(target: Target) -> torch.dtype:
 
 def compiler() -> str:
     """Inductor, which on a CPU needs a C++ compiler just as the kernels do."""
-    return "inductor" if find_compiler() else "eager"
+    return "chain" if find_compiler() else "eager"
+
+
+def _chain(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    # Imported here: splitting graphs takes modules that a plan does not need.
+    from qcompile.backends.cpu.chain import emit
+
+    return emit(graph_module, inputs)
+
+
+register_emitter("chain", _chain)
 
 
 def prepare() -> None:

@@ -42,7 +42,10 @@ _VARIANTS = {
     "neon": ("-march=armv8.2-a+dotprod",),
 }
 # These include torch's headers.
-_BINDINGS = ("attention.cpp", "binding.cpp", "experts.cpp", "experts_layer.cpp", "repack.cpp")
+_BINDINGS = (
+    *("attention.cpp", "binding.cpp", "chain.cpp", "experts.cpp", "experts_layer.cpp"),
+    *("repack.cpp", "shims.cpp"),
+)
 _LANES = ("attend.cpp",)  # written over lanes, as the kernels are
 # These leave it to the compiler to use the machine's vectors.
 _VECTORISED = ("blocks.cpp", "words.cpp")

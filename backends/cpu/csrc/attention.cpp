@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "tensors.h"
+#include "ops.h"
 
 using qc::Tensor;
 
@@ -37,6 +37,10 @@ qc::Mask mask_of(const std::optional<Tensor>& mask, const std::array<int64_t, 4>
           seen ? qc::F32 : qc::number_of(*mask),
           steps[0], steps[1], steps[2], steps[3]};
 }
+
+}  // namespace
+
+namespace qc {
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const std::optional<Tensor>& mask, bool causal, double scale) {
@@ -77,8 +81,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
   return out;
 }
 
-}  // namespace
+}  // namespace qc
 
 STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
-  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention", TORCH_BOX(&qc::attention));
 }

@@ -1,7 +1,7 @@
 // The ops, over torch's stable ABI: one binary serves several torch releases.
 #include <algorithm>
 
-#include "tensors.h"
+#include "ops.h"
 
 using torch::headeronly::ScalarType;
 using qc::Tensor;
@@ -114,6 +114,10 @@ std::unique_ptr<qc::Digits> digits_of(const qc::Weight& w, const Tensor& x, int6
   return rows;
 }
 
+}  // namespace
+
+namespace qc {
+
 // Products of one x with several weights, whose rows are quantized once for each width of groups.
 std::vector<Tensor> panel_linears(const Tensor& given, const std::vector<Tensor>& parts,
                                   const std::vector<std::optional<Tensor>>& biases,
@@ -188,6 +192,10 @@ Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& ta
   return y;
 }
 
+}  // namespace qc
+
+namespace {
+
 Tensor panel_pack(const Tensor& codes, const Tensor& scale, const std::optional<Tensor>& extra,
                   const std::vector<int64_t>& numbers, int64_t wide_group) {
   STD_TORCH_CHECK(numbers.size() == 6, "qcompile_cpu: a shape has six numbers");
@@ -207,8 +215,8 @@ Tensor panel_pack(const Tensor& codes, const Tensor& scale, const std::optional<
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
-  m.impl("panel_linear", TORCH_BOX(&panel_linear));
-  m.impl("panel_linears", TORCH_BOX(&panel_linears));
-  m.impl("panel_embedding", TORCH_BOX(&panel_embedding));
+  m.impl("panel_linear", TORCH_BOX(&qc::panel_linear));
+  m.impl("panel_linears", TORCH_BOX(&qc::panel_linears));
+  m.impl("panel_embedding", TORCH_BOX(&qc::panel_embedding));
   m.impl("panel_pack", TORCH_BOX(&panel_pack));
 }

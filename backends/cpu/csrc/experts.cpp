@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "experts_layer.h"
+#include "ops.h"
 
 namespace qc {
 namespace {
@@ -160,6 +161,8 @@ std::vector<float> bias_of(const std::optional<Tensor>& bias, int64_t needed) {
   return widened(*bias);
 }
 
+}  // namespace
+
 Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor& weights,
                      const std::vector<Tensor>& parts, const std::vector<int64_t>& shape,
                      const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias,
@@ -205,7 +208,6 @@ Tensor panel_experts(const Tensor& given, const Tensor& given_ids, const Tensor&
   return y;
 }
 
-}  // namespace
 }  // namespace qc
 
 STABLE_TORCH_LIBRARY_IMPL(qcompile_cpu, CPU, m) {
