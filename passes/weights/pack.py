@@ -12,11 +12,12 @@ import torch
 
 from qcompile.edge import Route
 from qcompile.layout import Field, QuantizedTensor, layout_of
-from qcompile.memory import in_large_pages
+from qcompile.memory import Slabs
 from qcompile.weight import WeightRef
 
 # A run of rows is decoded to one byte a weight on its way; this bounds that intermediate.
 _BYTES_IN_FLIGHT = 8 << 20
+_SLABS = Slabs()
 
 
 def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
@@ -35,9 +36,7 @@ def pack(weight: WeightRef, route: Route) -> QuantizedTensor:
         return whole
     dest = layout_of(route.edges[-1].dest)
     fields = dest.fields(route.spec, weight.shape)
-    parts = {
-        part.name: in_large_pages(torch.empty(part.shape, dtype=part.dtype)) for part in fields
-    }
+    parts = {part.name: _SLABS.empty(part.shape, part.dtype) for part in fields}
     stored = layout_of(weight.layout).fields(weight.spec, weight.shape)
     for rows in _runs(weight, (*stored, *fields)):
         route.fill(weight.read(rows), _rooms(parts, fields, rows), weight.source)
