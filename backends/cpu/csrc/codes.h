@@ -84,7 +84,7 @@ struct Head {
   Lanes scale, middle;
 };
 
-inline Head load_head(const Weight& w, const uint8_t* heads, int64_t group,
+inline QC_INLINE Head load_head(const Weight& w, const uint8_t* heads, int64_t group,
                       bool centred = true) {
   const uint8_t* head = heads + w.factor_bytes() + group * w.head_bytes();
   const Lanes half = spread(centred ? static_cast<float>(middle_code(w.bits, false)) : 0.f);

@@ -37,13 +37,20 @@ struct Walk {
 template <int P, int M>
 class Walks {
  public:
-  Walks(const Weight& w, const Rows& in, int64_t m0) : in_(in), m0_(m0) {
+  Walks(const Weight& w, const Rows& in, int64_t m0)
+      : in_(in), m0_(m0), units_(w.padded_group() / UNIT), last_(w.groups() - 1),
+        last_units_(w.units(last_)) {
+    for (int64_t c = 0; c < w.chunks(); c++) chunks_.push_back(w.chunk(c));
     if (M == 1) return;
     words_ = in.width / 4;
     size_ = words_ * A + in.groups * (A + 3 * M);
     store_.resize(static_cast<size_t>(w.chunks() * size_));
     for (int64_t c = 0; c < w.chunks(); c++) copy(in.at(c, m0), store_.data() + c * size_);
   }
+  // Where things lie in a panel: divisions that every panel would make again.
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  int64_t units(int64_t group) const { return group == last_ ? last_units_ : units_; }
+
   Walk<P, M> at(int64_t chunk) const {
     if (M == 1) {
       const Rows in = in_.at(chunk, m0_);
@@ -81,7 +88,8 @@ class Walks {
   }
 
   Rows in_;
-  int64_t m0_, words_ = 0, size_ = 0;
+  int64_t m0_, units_, last_, last_units_, words_ = 0, size_ = 0;
+  std::vector<Chunk> chunks_;
   std::vector<int32_t> store_;
 };
 
@@ -90,14 +98,14 @@ class Walks {
 template <int BITS, bool TABLE, int P, int M>
 void few_rows(const Weight& w, const Walks<P, M>& rows, int64_t panel, Lanes (&total)[M]) {
   constexpr int A = M * P, SHIFT = middle_shift(BITS, TABLE);
-  const int64_t chunks = w.chunks();
-  const uint8_t* base = w.blob + panel * w.panel_bytes();
+  const auto chunks = static_cast<int64_t>(rows.chunks().size());
+  const uint8_t* base = w.blob + panel * rows.chunks().back().end;
   const Table table = load_table(w.table);
   repeat<M>([&](auto m) QC_INLINE { total[m] = zeros(); });
   for (int64_t c = 0; c < chunks; c++) {
-    const Chunk at = w.chunk(c);
+    const Chunk& at = rows.chunks()[static_cast<size_t>(c)];
     Walk<P, M> in = rows.at(c);
-    const int64_t units = at.groups * (w.padded_group() / UNIT);
+    const int64_t units = at.groups * rows.units(-1);
     const int64_t step = up_to((at.end - at.heads + units - 1) / units, LINE);
     const uint8_t* ahead = base + at.end + AHEAD;
     Lanes part[M];  // one digit: sums of the chunk in its steps
@@ -108,7 +116,7 @@ void few_rows(const Weight& w, const Walks<P, M>& rows, int64_t panel, Lanes (&t
       repeat<A>([&](auto a) QC_INLINE {
         sums[a] = spread_word(is_signed(BITS, TABLE) ? 0 : in.start(a, g, SHIFT));
       });
-      for (int64_t left = w.units(at.group + g); left > 0; left--) {
+      for (int64_t left = rows.units(at.group + g); left > 0; left--) {
         Words quads[QUADS];
         load_unit<BITS, TABLE>(runs, table, quads);
         runs.next();
