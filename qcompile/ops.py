@@ -31,9 +31,9 @@ from qcompile.spec import (
     Spec,
 )
 
-# Decoded weights of one run: 2 MB of floats stay in a core's caches on their way to the product,
-# which takes a third to a tenth of the time that whole matrices do.
-_AT_ONCE = 1 << 19
+# Decoded weights of one run: 4 MB of floats stay in the caches on their way to the product, and in
+# memory that was used before: large matrices take a tenth to a third of the time.
+_AT_ONCE = 1 << 20
 _SPECS: dict[str, type[MatrixSpec]] = {
     cls.__name__: cls for cls in (AffineSpec, LookupSpec, BlockSpec, ScaledSpec, FloatSpec)
 }

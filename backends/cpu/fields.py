@@ -124,20 +124,39 @@ def _narrowed(codes: torch.Tensor, spec: AffineSpec | LookupSpec) -> torch.Tenso
 # **** decoding ****
 
 
-def _decode(weight: QuantizedTensor) -> torch.Tensor:
-    spec, (n, k) = weight.spec, weight.shape
+def room_for(weight: QuantizedTensor) -> tuple[int, int]:
+    """Floats and bytes that ``decode_into`` writes for a row; of the floats the first K count."""
+    spec, k = weight.spec, weight.shape[1]
     assert isinstance(spec, FieldSpec)
-    codes, group = weight.parts["codes"], max(1, min(spec.group, k))
+    run = weight.parts["codes"].shape[1]
     # Wide enough for the last byte's fields and for the last group, which may both be cut short.
-    room = torch.empty(n, max(_per_byte(spec) * codes.shape[1], -(-k // group) * group))
-    _spread_codes(codes, spec, room)
-    _scale(room, weight, group)
+    return max(_per_byte(spec) * run, weight.parts["scale"].shape[1] * _group(spec, k)), run
+
+
+def decode_into(weight: QuantizedTensor, room: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Write a weight's rows, its columns as they are stored; the order *permuted* has its own."""
+    spec = weight.spec
+    assert isinstance(spec, FieldSpec)
+    _spread_codes(weight.parts["codes"], spec, room, scratch)
+    _scale(room, weight, _group(spec, weight.shape[1]))
+
+
+def _group(spec: FieldSpec, k: int) -> int:
+    return max(1, min(spec.group, k))
+
+
+def _decode(weight: QuantizedTensor) -> torch.Tensor:
+    floats, codes = room_for(weight)
+    room = torch.empty(weight.shape[0], floats)
+    decode_into(weight, room, torch.empty(weight.shape[0], codes, dtype=torch.uint8))
     if "columns" not in weight.parts:
-        return room[:, :k]
+        return room[:, : weight.shape[1]]
     return room[:, torch.argsort(weight.parts["columns"])]
 
 
-def _spread_codes(codes: torch.Tensor, spec: FieldSpec, room: torch.Tensor) -> None:
+def _spread_codes(
+    codes: torch.Tensor, spec: FieldSpec, room: torch.Tensor, scratch: torch.Tensor
+) -> None:
     """Codes as floats, less their middle where they are symmetric."""
     run, fields = codes.shape[1], _per_byte(spec)
     if fields == 1:
@@ -146,8 +165,9 @@ def _spread_codes(codes: torch.Tensor, spec: FieldSpec, room: torch.Tensor) -> N
     assert isinstance(spec, AffineSpec)
     width = 8 // fields
     for field in range(fields):
-        part = codes >> (field * width)
-        part &= (1 << width) - 1
+        part = torch.bitwise_right_shift(codes, field * width, out=scratch)
+        if field < fields - 1:
+            part &= (1 << width) - 1
         if spec.form == "symmetric":  # while they are bytes
             part = part.view(torch.int8).sub_(1 << (spec.bits - 1))
         room[:, field * run : (field + 1) * run] = part

@@ -12,7 +12,7 @@ import qcompile
 
 KERNELS = {
     "gguf-q4_k_m": {"cpu.aten_linear", "reference.embedding"},
-    "gguf-potpourri": {"cpu.aten_linear", "reference.embedding", "reference.linear"},
+    "gguf-potpourri": {"cpu.aten_linear", "cpu.decoded_linear", "reference.embedding"},
     "gptq-w4-g32-asym-actorder": {"cpu.aten_linear"},
     "gptq-w8-chan-sym": {"cpu.aten_linear"},
     "ct-fp8-dynamic": {"cpu.decoded_linear"},

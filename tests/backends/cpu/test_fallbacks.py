@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from support.weights import random_weight, reference
 
 from qcompile import backends
 from qcompile.backends import kernels_for
-from qcompile.backends.cpu import fields
+from qcompile.backends.cpu import decoded, fields
 from qcompile.edge import find_route
 from qcompile.layout import QuantizedTensor
+from qcompile.ops import encode_meaning
 from qcompile.passes.select import select
 from qcompile.plans import Entry
 from qcompile.schemes import scheme_of
@@ -124,3 +126,61 @@ def test_fields_hold_any_order_and_cut_groups(bits: int, form: str, order: str) 
         assert torch.equal(packed.dequantize(), weight.dequantize())
         picked = torch.tensor([n - 1, 0])
         assert torch.equal(packed.take_rows(picked).dequantize(), weight.dequantize()[picked])
+
+
+def test_the_decoding_op_is_well_formed() -> None:
+    weight = random_weight(AffineSpec(3, 20, "offset", torch.float16), 48, 70)
+    route = find_route("affine", weight.spec, fields.NAME)
+    assert route is not None
+    packed = route.apply(weight)
+    op, parts = torch.ops.qcompile_cpu.decoded_linear, list(packed.parts.values())
+    meaning = encode_meaning(packed)
+    for dtype in (torch.float32, torch.float16):
+        x, bias = torch.randn(2, 3, 70).to(dtype), torch.ones(48).to(dtype)
+        torch.library.opcheck(op.default, (x, parts, meaning, bias))
+    with pytest.raises(RuntimeError, match="qcompile_cpu: decoded_linear: x has 32 columns, w 70"):
+        op(torch.randn(3, 32), parts, meaning, None)
+
+
+def test_room_is_kept_between_calls_threads_and_modes() -> None:
+    """Several sizes, some under inference mode, whose tensors none may write to outside."""
+    weights = [random_weight(AffineSpec(4, 32, "zero"), n, 64 * n) for n in (3, 40, 8)]
+    x = [torch.randn(2, 64 * n) for n in (3, 40, 8)]
+
+    def run(numbers: tuple[int, ...] = (0, 1, 2)) -> list[torch.Tensor]:
+        out = []
+        for i in numbers:
+            route = find_route("affine", weights[i].spec, fields.NAME)
+            assert route is not None
+            packed = route.apply(weights[i])
+            parts, meaning = list(packed.parts.values()), encode_meaning(packed)
+            out.append(torch.ops.qcompile_cpu.decoded_linear(x[i], parts, meaning, None))
+        return out
+
+    decoded._KEPT.floats = torch.empty(0)
+    with torch.inference_mode():
+        first = run()
+    for found, again, weight, given in zip(first, run(), weights, x, strict=True):
+        assert torch.equal(found, again)
+        torch.testing.assert_close(found, given @ weight.dequantize().T, rtol=1e-4, atol=1e-3)
+    with ThreadPoolExecutor(4) as pool:
+        for results in pool.map(lambda _: run(), range(8)):
+            assert all(torch.equal(a, b) for a, b in zip(results, first, strict=True))
+
+
+@pytest.mark.skipif(CPU.compiler() == "eager", reason="no C++ compiler")
+def test_inductor_leaves_it_alone_with_any_number_of_rows() -> None:
+    weight = random_weight(AffineSpec(4, 32, "zero"), 48, 64)
+    route = find_route("affine", weight.spec, fields.NAME)
+    assert route is not None
+    packed = route.apply(weight)
+    parts, meaning = list(packed.parts.values()), encode_meaning(packed)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.qcompile_cpu.decoded_linear(x + 1.0, parts, meaning, None)
+        return torch.relu(y) * 2.0
+
+    compiled = torch.compile(call, dynamic=True, fullgraph=True)
+    for rows in (3, 17, 1, 0, 64):
+        x = torch.randn(rows, 64)
+        assert torch.equal(compiled(x), call(x)), rows
