@@ -26,6 +26,7 @@ from qcompile.backends.cpu.aten_linear import AtenLinear
 from qcompile.backends.cpu.attention import NativeAttention
 from qcompile.backends.cpu.build import load_library
 from qcompile.backends.cpu.embedding import PanelEmbedding
+from qcompile.backends.cpu.gated import GateProducts
 from qcompile.backends.cpu.probe import find_compiler, host_arch
 from qcompile.backends.cpu.siblings import JoinSiblings
 from qcompile.backends.reference import KERNELS as _REFERENCE
@@ -83,5 +84,5 @@ def prepare() -> None:
 
 
 def passes(numerics: Numerics) -> tuple[Pass, ...]:
-    """Joined products and native attention, where there are native kernels."""
-    return (JoinSiblings(), NativeAttention()) if find_compiler() else ()
+    """Gated layers, joined products and native attention, where there are native kernels."""
+    return (GateProducts(), JoinSiblings(), NativeAttention()) if find_compiler() else ()

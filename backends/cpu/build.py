@@ -44,7 +44,7 @@ _VARIANTS = {
 # These include torch's headers.
 _BINDINGS = (
     *("attention.cpp", "binding.cpp", "chain.cpp", "experts.cpp", "experts_layer.cpp"),
-    *("repack.cpp", "shims.cpp"),
+    *("gated.cpp", "products.cpp", "repack.cpp", "shims.cpp"),
 )
 _LANES = ("attend.cpp",)  # written over lanes, as the kernels are
 # These leave it to the compiler to use the machine's vectors.

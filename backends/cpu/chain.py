@@ -31,7 +31,7 @@ from qcompile.observe import log
 from qcompile.outline import Region, outline, without_graph
 
 _FEW = 8  # rows
-_PRODUCTS = ("panel_linear", "panel_linears")
+_PRODUCTS = ("panel_linear", "panel_linears", "panel_gated")
 # What Inductor writes: ``void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*)``.
 _ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"
 

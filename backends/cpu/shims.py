@@ -32,7 +32,10 @@ _TYPES = {
     "str": "const char* {0}",
     "ScalarType": "int32_t {0}",
 }
-_NAMES = ("panel_linear", "panel_linears", "panel_embedding", "panel_experts", "attention")
+_NAMES = (
+    *("panel_linear", "panel_linears", "panel_gated"),
+    *("panel_embedding", "panel_experts", "attention"),
+)
 
 
 def declarations() -> dict[Any, list[str]]:

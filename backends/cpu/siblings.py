@@ -32,11 +32,11 @@ class JoinSiblings:
         families: dict[tuple[object, ...], list[fx.Node]] = {}
         writes = 0
         for node in program.graph.nodes:
-            writes += _writes(node)
+            writes += may_write(node)
             if node.target is not _ONE.default:
                 continue
             x, *_, digits = node.args
-            if all(_is_constant(part) for part in node.args[1:4]):
+            if all(is_constant(part) for part in node.args[1:4]):
                 families.setdefault((x, digits, writes), []).append(node)
         joined = [family for family in families.values() if len(family) > 1]
         for family in joined:
@@ -44,7 +44,7 @@ class JoinSiblings:
         return sum(map(len, joined))
 
 
-def _is_constant(part: object) -> bool:
+def is_constant(part: object) -> bool:
     """Whether a part can be read anywhere in the graph."""
     return part is None or (isinstance(part, fx.Node) and part.op in ("get_attr", "placeholder"))
 
@@ -58,7 +58,7 @@ _IN_PLACE = frozenset(
 )
 
 
-def _writes(node: fx.Node) -> bool:
+def may_write(node: fx.Node) -> bool:
     """Whether a node may change a tensor that exists before it."""
     target = node.target
     if node.op == "call_method":

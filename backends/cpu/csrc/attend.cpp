@@ -13,7 +13,9 @@
 
 #include "simd.h"
 //
+#include "exponent.h"
 #include "repeat.h"
+#include "turn.h"
 
 namespace {
 
@@ -28,22 +30,6 @@ constexpr int WIDE = QC_REGISTERS >= 32 ? 8 : 4;
 constexpr int64_t TILE = SIDE * LANES;
 constexpr int64_t MANY = 128;  // rows of a task: blocks of keys are widened once for all of them
 constexpr float LOWEST = -std::numeric_limits<float>::max();
-
-// e^x for x <= 0, 0 below -87.3; a NaN stays one. 2 units in the last place: Cephes' polynomial.
-inline Lanes power_of_e(const Lanes& x) {
-  const Lanes low = larger(spread(-88.f), x);
-  const Words n = rounded(mul(low, spread(1.44269504088896341f)));
-  const Lanes whole = to_lanes(n);
-  Lanes r = fma(whole, spread(-0.693359375f), low);
-  r = fma(whole, spread(2.12194440e-4f), r);
-  Lanes p = fma(r, spread(1.9875691500e-4f), spread(1.3981999507e-3f));
-  p = fma(p, r, spread(8.3334519073e-3f));
-  p = fma(p, r, spread(4.1665795894e-2f));
-  p = fma(p, r, spread(1.6666665459e-1f));
-  p = fma(p, r, spread(5.0000001201e-1f));
-  p = add(fma(p, mul(r, r), r), spread(1.f));
-  return mul(p, lanes_of(shift_left(plus(n, spread_word(127)), 23)));
-}
 
 // One row of a task: which query of which head.
 struct Row {
@@ -69,6 +55,11 @@ float added(const Attention& a, int64_t b, const Row& row, int64_t key) {
   return a.mask.data[at] ? 0 : -std::numeric_limits<float>::infinity();
 }
 
+// Where a row's flags of keys begin.
+const uint8_t* mask_row(const Attention& a, int64_t b, const Row& row) {
+  return a.mask.data + b * a.mask.batch + row.head * a.mask.head + row.query * a.mask.query;
+}
+
 enum Sight { NONE, SOME, ALL };
 
 // Whether a row sees the keys from `begin` to `end`.
@@ -76,16 +67,21 @@ Sight sight(const Attention& a, int64_t b, const Row& row, int64_t begin, int64_
   if (a.causal && begin > row.query) return NONE;
   if (a.mask.kind == qc::NO_MASK) return a.causal && end - 1 > row.query ? SOME : ALL;
   if (a.mask.kind == qc::ADDED) return SOME;
-  const uint8_t* seen =
-      a.mask.data + b * a.mask.batch + row.head * a.mask.head + row.query * a.mask.query;
-  int64_t count = 0;
-  if (a.mask.key == 1) {  // a loop of its own, which compilers turn into vectors
-    for (int64_t key = begin; key < end; key++) count += seen[key] != 0;
-  } else {
-    for (int64_t key = begin; key < end; key++) count += seen[key * a.mask.key] != 0;
+  const uint8_t* seen = mask_row(a, b, row);
+  bool any = false, all = !(a.causal && end - 1 > row.query);
+  if (a.mask.key == 1) {
+    constexpr uint64_t ONES = 0x0101010101010101u;
+    for (uint64_t eight; begin + 8 <= end; begin += 8) {
+      std::memcpy(&eight, seen + begin, 8);
+      any |= eight != 0;
+      all &= eight == ONES;
+    }
   }
-  if (count == 0) return NONE;
-  return count == end - begin && !(a.causal && end - 1 > row.query) ? ALL : SOME;
+  for (; begin < end; begin++) {
+    any |= seen[begin * a.mask.key] != 0;
+    all &= seen[begin * a.mask.key] != 0;
+  }
+  return !any ? NONE : all ? ALL : SOME;
 }
 
 // Rows of numbers as floats, one after the other.
@@ -172,7 +168,7 @@ void weigh(const Tile& t, const float* v, int64_t e, int64_t count, const Lanes 
 
 // Scratch of a thread, reused from call to call.
 struct Scratch {
-  std::vector<float> q, sums, scores, k, v, row;
+  std::vector<float> q, sums, scores, k, v;
 };
 
 Scratch& scratch() {
@@ -180,28 +176,93 @@ Scratch& scratch() {
   return mine;
 }
 
-// The rows of a task against one block of keys; whether it saw any of them.
-bool block(const Attention& a, int64_t b, const Row* rows, int64_t count, Tile& t, int64_t first,
-           int64_t keys, const float* k, const float* v) {
-  bool any = false, all = true;
-  for (int64_t r = 0; r < count; r++) {
-    const Sight seen = sight(a, b, rows[r], first, first + keys);
-    any |= seen != NONE;
-    all &= seen == ALL;
+// The place after the last key, of those from `begin` to `end`, that a row sees some of.
+int64_t last_seen(const Attention& a, int64_t b, const Row& row, int64_t begin, int64_t end) {
+  if (a.causal) end = std::min(end, row.query + 1);
+  if (a.mask.kind != qc::SEEN) return end;
+  const uint8_t* seen = mask_row(a, b, row);
+  while (end > begin && !seen[(end - 1) * a.mask.key]) end--;
+  return end;
+}
+
+// Takes the keys that a row does not see out of its scores, which lie TILE apart.
+void hide(const Attention& a, int64_t b, const Row& row, int64_t first, int64_t keys,
+          float* scores) {
+  constexpr float NEVER = -std::numeric_limits<float>::infinity();
+  if (a.mask.kind == qc::ADDED) {
+    for (int64_t key = 0; key < keys; key++) scores[key * TILE] += added(a, b, row, first + key);
+    return;
   }
-  if (!any) return false;
-  score(t, k, a.d, keys);
-  if (!all) {
-    for (int64_t r = 0; r < count; r++) {
-      for (int64_t key = 0; key < keys; key++) {
-        t.scores[key * TILE + r] += added(a, b, rows[r], first + key);
-      }
+  if (a.mask.kind == qc::SEEN) {
+    const uint8_t* seen = mask_row(a, b, row) + first * a.mask.key;
+    for (int64_t key = 0; key < keys; key++) {
+      if (!seen[key * a.mask.key]) scores[key * TILE] = NEVER;
     }
+  }
+  if (!a.causal) return;
+  for (int64_t key = std::max<int64_t>(0, row.query + 1 - first); key < keys; key++) {
+    scores[key * TILE] = NEVER;
+  }
+}
+
+// The rows of a task against one block of keys.
+void block(const Attention& a, int64_t b, const Row* rows, int64_t count, Tile& t, int64_t first,
+           int64_t given, const float* k, const float* v) {
+  Sight seen[TILE];
+  int64_t end = first;
+  for (int64_t r = 0; r < count; r++) {
+    seen[r] = sight(a, b, rows[r], first, first + given);
+    if (seen[r] == ALL) end = first + given;
+    else if (seen[r] == SOME) end = std::max(end, last_seen(a, b, rows[r], first, first + given));
+  }
+  const int64_t keys = end - first;
+  if (keys == 0) return;
+  score(t, k, a.d, keys);
+  for (int64_t r = 0; r < count; r++) {
+    if (seen[r] != ALL) hide(a, b, rows[r], first, keys, t.scores + r);
   }
   Lanes worth[SIDE];
   share(t, keys, worth);
   weigh(t, v, a.e, keys, worth);
-  return true;
+}
+
+// Some queries, LANES at most, as lanes of to[d][TILE].
+template <qc::Number T>
+void load_queries(const Attention& a, int64_t b, const Row* rows, int64_t count, float* to) {
+  for (int64_t c = 0; c < a.d; c += LANES) {
+    Lanes x[LANES];
+    for (int64_t r = 0; r < LANES; r++) {
+      if (r >= count) {
+        x[r] = zeros();
+        continue;
+      }
+      const uint8_t* q = place(a.q, a.q_at, b, rows[r].head, rows[r].query, T);
+      x[r] = mul(load_numbers(q + c * qc::bytes_of(T), T), spread(a.scale));
+    }
+    turn(x);
+    for (int64_t i = 0; i < LANES; i++) store_lanes(to + (c + i) * TILE, x[i]);
+  }
+}
+
+// The results of the rows that lanes `lane` and on of a tile are.
+template <qc::Number T>
+void store_results(const Attention& a, int64_t b, const Row* rows, int64_t count, const Tile& tile,
+                   int64_t lane) {
+  float totals[LANES];
+  store_lanes(totals, tile.total[lane / LANES]);
+  for (float& total : totals) total = total == 0 ? 0 : 1 / total;
+  const Lanes share = load_lanes(totals);
+  for (int64_t c = 0; c < a.e; c += LANES) {
+    Lanes x[LANES];
+    for (int64_t i = 0; i < LANES; i++) {
+      x[i] = mul(load_lanes(tile.sums + (c + i) * TILE + lane), share);
+    }
+    turn(x);
+    for (int64_t r = 0; r < count; r++) {
+      auto* to = const_cast<uint8_t*>(place(a.out, a.out_at, b, rows[r].head, rows[r].query, T));
+      store_numbers(to + c * qc::bytes_of(T), T, x[r]);
+    }
+  }
 }
 
 // Rows `begin` to `end` of one group of heads.
@@ -215,7 +276,6 @@ void many_rows(const Attention& a, int64_t b, int64_t group, int64_t begin, int6
   // Keys beyond the last are zeros, so that they can be multiplied.
   s.k.assign(static_cast<size_t>(KEYS * a.d), 0.f);
   s.v.resize(static_cast<size_t>(KEYS * a.e));
-  s.row.resize(static_cast<size_t>(std::max(a.d, a.e)));
   std::vector<Row> rows;
   for (int64_t r = begin; r < end; r++) rows.push_back(row_at(a, group, r));
   std::vector<Tile> t(static_cast<size_t>(tiles));
@@ -223,10 +283,9 @@ void many_rows(const Attention& a, int64_t b, int64_t group, int64_t begin, int6
     t[i] = {s.q.data() + i * TILE * a.d, s.sums.data() + i * TILE * a.e, s.scores.data(), {}, {}};
     for (int r = 0; r < SIDE; r++) t[i].top[r] = spread(LOWEST), t[i].total[r] = zeros();
   }
-  for (int64_t r = 0; r < end - begin; r++) {
-    widen_rows<T>(place(a.q, a.q_at, b, rows[r].head, rows[r].query, T), 0, 1, a.d, s.row.data());
-    float* q = t[r / TILE].q + r % TILE;
-    for (int64_t c = 0; c < a.d; c++) q[c * TILE] = s.row[c] * a.scale;
+  for (int64_t r = 0; r < end - begin; r += LANES) {
+    load_queries<T>(a, b, rows.data() + r, std::min(LANES, end - begin - r),
+                    t[r / TILE].q + r % TILE);
   }
   for (int64_t first = 0; first < a.keys; first += KEYS) {
     const int64_t keys = std::min(KEYS, a.keys - first);
@@ -247,17 +306,9 @@ void many_rows(const Attention& a, int64_t b, int64_t group, int64_t begin, int6
       block(a, b, mine, count, t[i], first, keys, s.k.data(), s.v.data());
     }
   }
-  for (int64_t r = 0; r < end - begin; r++) {
-    const Tile& tile = t[r / TILE];
-    const int64_t lane = r % TILE;
-    float totals[LANES];
-    store_lanes(totals, tile.total[lane / LANES]);
-    const float total = totals[lane % LANES], share = total == 0 ? 0 : 1 / total;
-    for (int64_t c = 0; c < a.e; c++) s.row[c] = tile.sums[c * TILE + lane] * share;
-    auto* to = const_cast<uint8_t*>(place(a.out, a.out_at, b, rows[r].head, rows[r].query, T));
-    for (int64_t c = 0; c < a.e; c += LANES) {
-      store_numbers(to + c * qc::bytes_of(T), T, load_lanes(s.row.data() + c));
-    }
+  for (int64_t r = 0; r < end - begin; r += LANES) {
+    store_results<T>(a, b, rows.data() + r, std::min(LANES, end - begin - r), t[r / TILE],
+                     r % TILE);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops.h"
+#include "products.h"
 
 using torch::headeronly::ScalarType;
 using qc::Tensor;
@@ -44,80 +45,6 @@ Weight weight_over(const void* blob, const void* table, const int64_t* shape) {
           static_cast<int>(bits), static_cast<Form>(form), static_cast<Scale>(scale)};
 }
 
-}  // namespace qc
-
-namespace {
-
-// Row r of x as floats with padded groups.
-void place(const qc::Weight& w, const void* data, qc::Number type, int64_t r, float* to) {
-  const bool runs = w.group % qc::UNIT != 0 && w.groups() > 1;
-  const int64_t run = runs ? w.group : w.k, step = runs ? w.padded_group() : 0;
-  for (int64_t c = 0; c < w.k; c += run, to += step) {
-    qc::kernels().widen(data, r * w.k + c, type, std::min(run, w.k - c), to);
-  }
-}
-
-// The bias as float32: its own memory, or `store`.
-const float* bias_of(const std::optional<Tensor>& bias, int64_t n, std::vector<float>& store) {
-  if (!bias.has_value()) return nullptr;
-  STD_TORCH_CHECK(bias->numel() == n, "qcompile_cpu: the bias has not the rows of the weight");
-  Tensor values = qc::dense(*bias);
-  store.resize(static_cast<size_t>(n));
-  qc::kernels().widen(values.data_ptr(), 0, qc::number_of(values), n, store.data());
-  return store.data();
-}
-
-qc::Weight weight_of(const Tensor& blob, const Tensor& table, const int64_t* shape) {
-  const qc::Weight w = qc::weight_over(blob.data_ptr(), table.data_ptr(), shape);
-  STD_TORCH_CHECK(blob.numel() == w.panels() * w.panel_bytes(),
-                  "qcompile_cpu: the blob does not have the bytes of its shape");
-  return w;
-}
-
-// One product of several that read the same x.
-struct Product {
-  qc::Weight w;
-  const qc::Digits* x;
-  qc::Output out;
-};
-
-// Some of the panels of all products: threads get equal shares of the bytes.
-void multiply(const std::vector<Product>& products, int64_t m) {
-  int64_t all = 0;
-  for (const Product& p : products) all += p.w.panels() * p.w.panel_bytes();
-  // A thread is worth waking for some ten microseconds of work.
-  const int64_t grain = std::max<int64_t>(1, (64 << 10) / m);
-  torch::stable::parallel_for(0, all, grain, [&](int64_t begin, int64_t end) {
-    int64_t at = 0;
-    for (const Product& p : products) {
-      const int64_t bytes = p.w.panel_bytes(), count = p.w.panels();
-      auto panel_at = [&](int64_t place) {
-        return std::min(count, std::max<int64_t>(0, (place - at + bytes - 1) / bytes));
-      };
-      const int64_t first = panel_at(begin), last = panel_at(end);
-      if (first < last) qc::kernels().multiply(p.w, p.x->rows(), p.out, first, last);
-      at += count * bytes;
-    }
-  });
-}
-
-std::unique_ptr<qc::Digits> digits_of(const qc::Weight& w, const Tensor& x, int64_t m,
-                                      int64_t digits) {
-  const qc::Number type = qc::number_of(x);
-  auto rows = std::make_unique<qc::Digits>(w, m, qc::digits_for(type, digits));
-  const int64_t grain = std::max<int64_t>(1, (1 << 15) / w.k);
-  torch::stable::parallel_for(0, m, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) {
-      rows->set(w, r, [&](float* row) { place(w, x.data_ptr(), type, r, row); });
-    }
-  });
-  return rows;
-}
-
-}  // namespace
-
-namespace qc {
-
 // Products of one x with several weights, whose rows are quantized once for each width of groups.
 std::vector<Tensor> panel_linears(const Tensor& given, const std::vector<Tensor>& parts,
                                   const std::vector<std::optional<Tensor>>& biases,
@@ -133,24 +60,24 @@ std::vector<Tensor> panel_linears(const Tensor& given, const std::vector<Tensor>
   STD_TORCH_CHECK(!shape.empty(), "qcompile_cpu: x has no columns");
   const int64_t k = shape.back(), m = x.numel() ? x.numel() / k : 0;
   std::vector<Tensor> results;
-  std::vector<Product> products;
+  std::vector<qc::Product> products;
   std::vector<std::unique_ptr<qc::Digits>> rows;
   std::vector<std::vector<float>> bias_store(count);
   for (size_t i = 0; i < count; i++) {
-    const qc::Weight w = weight_of(parts[2 * i], parts[2 * i + 1], numbers.data() + 6 * i);
+    const qc::Weight w = qc::weight_of(parts[2 * i], parts[2 * i + 1], numbers.data() + 6 * i);
     STD_TORCH_CHECK(k == w.k, "qcompile_cpu: x has not the columns of the weight");
     shape.back() = w.n;
     results.push_back(qc::empty_of(x, shape));
-    const float* bias = bias_of(biases[i], w.n, bias_store[i]);
+    const float* bias = qc::bias_of(biases[i], w.n, bias_store[i]);
     if (m == 0) continue;
     auto found = std::find_if(rows.begin(), rows.end(), [&](auto& r) { return r->serves(w); });
     if (found == rows.end()) {
-      rows.push_back(digits_of(w, x, m, digits));
+      rows.push_back(qc::digits_of(w, x, m, digits));
       found = rows.end() - 1;
     }
     products.push_back({w, found->get(), {results[i].data_ptr(), bias, qc::number_of(x)}});
   }
-  if (m) multiply(products, m);
+  if (m) qc::multiply(products, m);
   return results;
 }
 
@@ -163,7 +90,7 @@ Tensor panel_linear(const Tensor& x, const Tensor& blob, const Tensor& table,
 Tensor panel_embedding(const Tensor& given, const Tensor& blob, const Tensor& table,
                        const std::vector<int64_t>& numbers, ScalarType dtype) {
   STD_TORCH_CHECK(numbers.size() == 6, "qcompile_cpu: a shape has six numbers");
-  const qc::Weight w = weight_of(blob, table, numbers.data());
+  const qc::Weight w = qc::weight_of(blob, table, numbers.data());
   const int64_t n = w.n, k = w.k;
   Tensor ids = qc::dense(given);
   auto sizes = ids.sizes();

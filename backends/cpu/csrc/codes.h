@@ -126,7 +126,7 @@ inline QC_INLINE Lanes scaled(const Lanes& scale, const float* step) {
 
 inline void write(const Output& out, const Weight& w, int64_t row, int64_t panel, Lanes value) {
   int64_t first = panel * ROWS, count = std::min<int64_t>(ROWS, w.n - first);
-  int64_t at = row * w.n + first;
+  int64_t at = row * (out.step ? out.step : w.n) + first - out.panel * ROWS;
   if (count == ROWS) {
     if (out.bias) value = add(value, load_lanes(out.bias + first));
     store_numbers(static_cast<uint8_t*>(out.y) + at * bytes_of(out.type), out.type, value);

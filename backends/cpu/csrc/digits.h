@@ -41,6 +41,8 @@ inline float power_of_two(int exponent) {  // of a normal number
   return float_of(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+constexpr uint32_t INFINITE = 0x7f800000u;  // bits of infinity; those of a NaN are larger
+
 // What a group is multiplied with to become whole numbers, and the step of those numbers.
 struct Grid {
   float factor, step;
@@ -48,7 +50,7 @@ struct Grid {
 
 template <int P>
 inline Grid grid_of(uint32_t largest) {
-  if (largest >= 0x7f800000u) return {0.f, std::numeric_limits<float>::quiet_NaN()};
+  if (largest >= INFINITE) return {0.f, std::numeric_limits<float>::quiet_NaN()};
   if (largest == 0) return {0.f, 0.f};
   if (P == 1) {
     const float x = float_of(largest);
@@ -63,14 +65,6 @@ inline Grid grid_of(uint32_t largest) {
   return {power_of_two(exponent), power_of_two(-exponent)};
 }
 
-// How many times the first of two largest numbers can be doubled within the second, LIFT at most.
-inline int doublings(uint32_t largest, uint32_t of_chunk) {
-  if (largest == 0) return 0;
-  const int times = static_cast<int>(of_chunk >> 23) - static_cast<int>(largest >> 23) -
-                    (fraction(largest) > fraction(of_chunk));
-  return times < LIFT ? times : LIFT;
-}
-
 constexpr int64_t UNITS = CHUNK / UNIT;
 
 // The units of a chunk, and how many a group has.
@@ -82,30 +76,22 @@ struct Units {
   int64_t end(int64_t g) const { return std::min((g + 1) * group, count); }
 };
 
-// Steps of a chunk's groups, and the factors of its units; false where one is not finite.
+// Steps of a chunk's groups, and the factors of its units; false where one is not finite. For more
+// digits than one.
 template <int P>
-bool choose_steps(Units& units, int64_t groups, int32_t* lift, float* step) {
+bool choose_steps(Units& units, int64_t groups, float* step) {
   uint32_t largest[UNITS], all = 0;
   for (int64_t g = 0, u = 0; g < groups; g++) {
     largest[g] = 0;
     for (; u < units.end(g); u++) largest[g] = std::max(largest[g], units.largest[u]);
     all = std::max(all, largest[g]);
   }
-  const Grid chunk = grid_of<P>(all);
   for (int64_t g = 0, u = 0; g < groups; g++) {
-    Grid grid = chunk;
-    if (P == 1) {
-      const int finer = chunk.step > 0 ? doublings(largest[g], all) : 0;
-      grid.factor *= static_cast<float>(1 << finer);
-      grid.step *= 1.f / (1 << LIFT);
-      lift[g] = LIFT - finer;
-    } else {
-      grid = grid_of<P>(largest[g]);
-    }
+    const Grid grid = grid_of<P>(largest[g]);
     step[g] = grid.step;
     for (; u < units.end(g); u++) units.factor[u] = grid.factor;
   }
-  return chunk.step == chunk.step;
+  return all < INFINITE;
 }
 
 // The digits of a unit: to memory, and to registers that will be added up.
@@ -130,7 +116,6 @@ void quantize_chunk(int64_t groups, int64_t group, int64_t all_units, const floa
                     const Rows& to) {
   auto* codes = const_cast<int8_t*>(to.codes);
   auto* totals = const_cast<int32_t*>(to.totals);
-  auto* lift = const_cast<int32_t*>(to.lift);
   auto* step = const_cast<float*>(to.step);
   auto* sums = const_cast<float*>(to.sums);
   const int64_t count = FULL ? UNITS : all_units;
@@ -146,7 +131,7 @@ void quantize_chunk(int64_t groups, int64_t group, int64_t all_units, const floa
     largest[u] = mask(bits_of(load_lanes(x + u * UNIT)), 0x7fffffffu);
   }
   store_words(units.largest, largest_of_each(largest));
-  const bool finite = choose_steps<P>(units, groups, lift, step);
+  const bool finite = choose_steps<P>(units, groups, step);
   for (int64_t u = 0; u < count; u++) {
     Words v = rounded(mul(load_lanes(x + u * UNIT), spread(units.factor[u])));
     if (!finite) v = spread_word(0);
@@ -163,19 +148,96 @@ void quantize_chunk(int64_t groups, int64_t group, int64_t all_units, const floa
       totals[p * to.groups + g] = -sum;
       all = all * 256 + sum;
     }
-    sums[g] = P == 1 ? static_cast<float>(all * (1 << lift[g]))
-                     : static_cast<float>(static_cast<double>(all) * step[g]);
+    sums[g] = static_cast<float>(static_cast<double>(all) * step[g]);
   }
+}
+
+// x - y.
+inline Words less(int32_t x, const Words& y) { return plus(spread_word(x + 1), flip(y, ~0u)); }
+
+inline uint32_t largest_lane(const Words& x) {
+  uint32_t lanes[UNITS], all = 0;
+  store_words(lanes, x);
+  for (uint32_t one : lanes) all = std::max(all, one);
+  return all;
+}
+
+inline void put(const void* to, const Words& x, int64_t groups) {
+  int32_t lanes[UNITS];
+  store_words(lanes, x);
+  std::memcpy(const_cast<void*>(to), lanes, static_cast<size_t>(groups) * 4);
+}
+
+// One digit. Lanes are groups, from the largest numbers on to the sums. U says that the chunk has
+// all UNITS and how many of them are a group; 0 says nothing.
+template <int U>
+void quantize_bytes(int64_t some_groups, int64_t some, int64_t count, const float* x,
+                    const Rows& to) {
+  static const float nothing[CHUNK] = {};
+  const int64_t groups = U ? UNITS / U : some_groups, group = U ? U : some;
+  const auto each_unit = [&](const auto& body) QC_INLINE {
+    if constexpr (U > 0) {
+      repeat<UNITS>(body);
+    } else {
+      for (int64_t u = 0; u < count; u++) body(u);
+    }
+  };
+  Words sets[UNITS];  // of each group what its units make together
+  const auto clear = [&]() QC_INLINE {
+    repeat<UNITS>([&](auto g) QC_INLINE { sets[g] = spread_word(0); });
+  };
+  clear();
+  each_unit([&](auto u) QC_INLINE {
+    const Words size = mask(bits_of(load_lanes(x + u * UNIT)), 0x7fffffffu);
+    sets[u / group] = larger(sets[u / group], size);
+  });
+  const Words largest = largest_of_each(sets);
+  const uint32_t all = largest_lane(largest);
+  const Grid chunk = grid_of<1>(all);
+  if (all >= INFINITE) x = nothing;
+  // How many times a group's largest can be doubled within the chunk's: the difference of their
+  // exponents, less one where the fraction borrows.
+  const Words times = shift_right(less(static_cast<int32_t>(all), largest), 23);
+  const Words lift = larger(less(LIFT, times), spread_word(0));
+  float factor[UNITS];
+  store_lanes(factor, mul(spread(chunk.factor), lanes_of(shift_left(less(LIFT + 127, lift), 23))));
+  auto* codes = const_cast<int8_t*>(to.codes);
+  clear();
+  each_unit([&](auto u) QC_INLINE {
+    const Words v = rounded(mul(load_lanes(x + u * UNIT), spread(factor[u / group])));
+    store_low_bytes(codes + u * UNIT, v);
+    sets[u / group] = plus(sets[u / group], v);
+  });
+  const Words total = total_of_each(sets);
+  put(to.totals, less(0, total), groups);
+  put(to.lift, lift, groups);
+  put(to.step, bits_of(spread(chunk.step * (1.f / (1 << LIFT)))), groups);
+  put(to.sums, bits_of(to_lanes(shift_left_each(total, lift))), groups);
+}
+
+// The instance for a chunk whose units number `count`, `group` of them a group.
+inline void quantize_bytes(int64_t groups, int64_t group, int64_t count, const float* x,
+                           const Rows& to) {
+  const bool full = count == UNITS;
+  if (full && group == 1) return quantize_bytes<1>(groups, group, count, x, to);
+  if (full && group == 2) return quantize_bytes<2>(groups, group, count, x, to);
+  if (full && group == 8) return quantize_bytes<8>(groups, group, count, x, to);
+  quantize_bytes<0>(groups, group, count, x, to);
+}
+
+template <int P>
+void quantize_part(const Weight& w, const Chunk& at, const float* x, const Rows& to) {
+  const int64_t group = w.padded_group() / UNIT;
+  const int64_t count = (at.groups - 1) * group + w.units(at.group + at.groups - 1);
+  if constexpr (P == 1) quantize_bytes(at.groups, group, count, x, to);
+  else if (count == UNITS) quantize_chunk<P, true>(at.groups, group, count, x, to);
+  else quantize_chunk<P, false>(at.groups, group, count, x, to);
 }
 
 template <int P>
 void quantize_row(const Weight& w, const float* x, const Rows& to, int64_t row) {
   for (int64_t c = 0; c < w.chunks(); c++, x += to.width) {
-    const Chunk at = w.chunk(c);
-    const int64_t group = w.padded_group() / UNIT;
-    const int64_t count = (at.groups - 1) * group + w.units(at.group + at.groups - 1);
-    if (count == UNITS) quantize_chunk<P, true>(at.groups, group, count, x, to.at(c, row));
-    else quantize_chunk<P, false>(at.groups, group, count, x, to.at(c, row));
+    quantize_part<P>(w, w.chunk(c), x, to.at(c, row));
   }
 }
 

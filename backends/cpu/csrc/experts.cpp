@@ -2,10 +2,10 @@
 // touched. Both products of an expert run on panels, as the linear op's do; what lies between them
 // stays in float32.
 #include <algorithm>
-#include <atomic>
 
 #include "experts_layer.h"
 #include "ops.h"
+#include "products.h"
 
 namespace qc {
 namespace {
@@ -21,15 +21,6 @@ struct Buffers {
   Buffers(const Weight& w, int64_t rows, int64_t digits)
       : x(w, rows, digits), y(static_cast<size_t>(rows * w.n)) {}
 };
-
-// Work that threads take piece by piece, since experts have different numbers of rows.
-template <typename Body>
-void share_out(int64_t tasks, const Body& body) {
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t, int64_t) {
-    for (int64_t task; (task = next.fetch_add(1)) < tasks;) body(task);
-  });
-}
 
 // Puts a row of k floats into the order and padding of a role.
 void place_row(const Weight& w, const int32_t* columns, const float* from, float* to) {

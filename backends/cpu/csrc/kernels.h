@@ -6,6 +6,7 @@
 #include "choose.h"
 #include "digits.h"
 #include "float8.h"
+#include "gate.h"
 #include "many.h"
 
 namespace {
@@ -33,6 +34,31 @@ void widen(const void* from, int64_t at, Number type, int64_t count, float* to) 
   for (; i < count; i++) to[i] = to_float(from, at + i, type);
 }
 
+// Chunk by chunk, so that some rows of a chunk are written one after the other.
+template <int P>
+void quantize_matrix(const Weight& w, const void* from, Number type, const Rows& to, int64_t begin,
+                     int64_t end) {
+  for (int64_t c = 0; c < w.chunks(); c++) {
+    const int64_t first = c * to.width, columns = std::min(to.width, w.k - first);
+    for (int64_t r = begin; r < end; r++) {
+      float x[CHUNK];
+      widen(from, r * w.k + first, type, columns, x);
+      quantize_part<P>(w, w.chunk(c), x, to.at(c, r));
+    }
+  }
+}
+
+void quantize_rows(const Weight& w, const void* from, Number type, const Rows& to, int64_t begin,
+                   int64_t end) {
+  constexpr int64_t SOME = 16;
+  for (; begin < end; begin += SOME) {
+    const int64_t last = std::min(begin + SOME, end);
+    if (to.digits == 1) quantize_matrix<1>(w, from, type, to, begin, last);
+    else if (to.digits == 2) quantize_matrix<2>(w, from, type, to, begin, last);
+    else quantize_matrix<3>(w, from, type, to, begin, last);
+  }
+}
+
 void narrow(const float* from, int64_t count, void* to, int64_t at, Number type) {
   auto* p = static_cast<uint8_t*>(to) + at * bytes_of(type);
   const int64_t step = ROWS * bytes_of(type);
@@ -44,6 +70,6 @@ void narrow(const float* from, int64_t count, void* to, int64_t at, Number type)
 }  // namespace
 
 const qc::Kernels& qc::kernels() {
-  static const Kernels all = {multiply, quantize, widen, narrow};
+  static const Kernels all = {multiply, quantize, quantize_rows, widen, narrow, gate};
   return all;
 }

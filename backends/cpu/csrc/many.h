@@ -226,9 +226,32 @@ inline void set_starts(const Weight& w, const Rows& in, int32_t* starts) {
   }
 }
 
+// Whole panels of one type.
+template <Number T>
+void write_whole(const Output& out, const Weight& w, int64_t m0, int64_t m, int64_t panel,
+                 int64_t side, const float* sums) {
+  const int64_t step = out.step ? out.step : w.n;
+  auto* to = static_cast<uint8_t*>(out.y) + (m0 * step + (panel - out.panel) * ROWS) * bytes_of(T);
+  Lanes bias[SIDE];
+  for (int64_t s = 0; s < side; s++) {
+    bias[s] = out.bias ? load_lanes(out.bias + (panel + s) * ROWS) : spread(-0.f);
+  }
+  for (int64_t i = 0; i < m; i++, sums += SIDE * ROWS, to += step * bytes_of(T)) {
+    repeat<SIDE>([&](auto s) QC_INLINE {
+      if (s >= side) return;
+      store_numbers(to + s * ROWS * bytes_of(T), T, add(load_lanes(sums + s * ROWS), bias[s]));
+    });
+  }
+}
+
 // The rows of panels [panel, panel + side), whose sums are in sums[m][SIDE][ROWS].
 inline void write_side(const Output& out, const Weight& w, int64_t m0, int64_t m, int64_t panel,
                        int64_t side, const float* sums) {
+  if ((panel + side) * ROWS <= w.n) {
+    if (out.type == F32) return write_whole<F32>(out, w, m0, m, panel, side, sums);
+    if (out.type == F16) return write_whole<F16>(out, w, m0, m, panel, side, sums);
+    return write_whole<BF16>(out, w, m0, m, panel, side, sums);
+  }
   for (int64_t i = 0; i < m; i++, sums += SIDE * ROWS) {
     for (int64_t s = 0; s < side; s++) {
       write(out, w, m0 + i, panel + s, load_lanes(sums + s * ROWS));

@@ -14,6 +14,9 @@ Tensor panel_linear(const Tensor& x, const Tensor& blob, const Tensor& table,
 std::vector<Tensor> panel_linears(const Tensor& x, const std::vector<Tensor>& parts,
                                   const std::vector<std::optional<Tensor>>& biases,
                                   const Numbers& shapes, int64_t digits);
+Tensor panel_gated(const Tensor& x, const std::vector<Tensor>& parts,
+                   const std::vector<std::optional<Tensor>>& biases, const Numbers& shapes,
+                   int64_t function, int64_t digits);
 Tensor panel_embedding(const Tensor& ids, const Tensor& blob, const Tensor& table,
                        const Numbers& shape, torch::headeronly::ScalarType dtype);
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -141,6 +141,19 @@ struct Output {
   void* y;            // [m][n]
   const float* bias;  // [n] or null
   Number type;
+  int64_t step = 0;   // between rows; 0: n
+  int64_t panel = 0;  // whose rows the first columns are
+};
+
+// function(first) * second, which lies between the products of a gated layer.
+enum Curve : int { SILU = 0, GELU_TANH = 1 };
+struct Gate {
+  Curve curve;
+  Number type;
+  const void *first, *second;  // [rows][columns], `step` between rows
+  int64_t rows, columns, step;
+  void* to;
+  int64_t to_step;
 };
 
 struct Kernels {
@@ -148,9 +161,13 @@ struct Kernels {
   void (*multiply)(const Weight&, const Rows&, const Output&, int64_t begin, int64_t end);
   // Row `row` of `to` from its floats, which are padded; `to` says how many digits.
   void (*quantize)(const Weight&, const float* x, const Rows& to, int64_t row);
+  // Rows [begin, end) of `to` from those of a matrix of numbers that need no padding.
+  void (*quantize_rows)(const Weight&, const void* from, Number type, const Rows& to,
+                        int64_t begin, int64_t end);
   // Numbers from and to float32.
   void (*widen)(const void* from, int64_t at, Number type, int64_t count, float* to);
   void (*narrow)(const float* from, int64_t count, void* to, int64_t at, Number type);
+  void (*gate)(const Gate&);
 };
 
 // Those of the variant that the library was built with.

@@ -62,6 +62,19 @@ AOTITorchError aoti_torch_cpu_panel_linears(AtenTensorHandle x, const AtenTensor
   return AOTI_TORCH_SUCCESS;
 }
 
+AOTITorchError aoti_torch_cpu_panel_gated(AtenTensorHandle x, const AtenTensorHandle* parts,
+                                          int64_t parts_len, const AtenTensorHandle** biases,
+                                          int64_t biases_len, const int64_t* shapes,
+                                          int64_t shapes_len, int64_t function, int64_t digits,
+                                          AtenTensorHandle* result) {
+  std::vector<std::optional<Tensor>> added;
+  for (int64_t i = 0; i < biases_len; i++) added.push_back(maybe(biases[i]));
+  give(qc::panel_gated(borrowed(x), list(parts, parts_len), added, numbers(shapes, shapes_len),
+                       function, digits),
+       result);
+  return AOTI_TORCH_SUCCESS;
+}
+
 AOTITorchError aoti_torch_cpu_panel_embedding(AtenTensorHandle ids, AtenTensorHandle blob,
                                               AtenTensorHandle table, const int64_t* shape,
                                               int64_t shape_len, int32_t dtype,

@@ -41,6 +41,9 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
 }
+inline Lanes div(const Lanes& x, const Lanes& y) {
+  return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
 // The second where either is a NaN.
 inline Lanes larger(const Lanes& x, const Lanes& y) {
   return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};

@@ -35,6 +35,7 @@ inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
 inline Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
 inline Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }
 inline Lanes mul(const Lanes& x, const Lanes& y) { return {_mm512_mul_ps(x.v, y.v)}; }
+inline Lanes div(const Lanes& x, const Lanes& y) { return {_mm512_div_ps(x.v, y.v)}; }
 // The second where either is a NaN.
 inline Lanes larger(const Lanes& x, const Lanes& y) { return {_mm512_max_ps(x.v, y.v)}; }
 inline float sum_of(const Lanes& x) { return _mm512_reduce_add_ps(x.v); }
@@ -59,6 +60,37 @@ inline void store_numbers(uint8_t* p, qc::Number type, const Lanes& x) {
   if (type == qc::F32) return store_lanes(reinterpret_cast<float*>(p), x);
   __m256i halves = type == qc::F16 ? _mm512_cvtps_ph(x.v, 0) : bfloat_bits(x.v);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves);
+}
+
+// Lane j of row i becomes lane i of row j.
+#define QC_TURN 1
+inline void turn(Lanes (&x)[16]) {
+  __m512 twos[16];
+  __m512d fours[16];
+  for (int i = 0; i < 16; i += 2) {
+    twos[i] = _mm512_unpacklo_ps(x[i].v, x[i + 1].v);
+    twos[i + 1] = _mm512_unpackhi_ps(x[i].v, x[i + 1].v);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int half = 0; half < 2; half++) {
+      const __m512d low = _mm512_castps_pd(twos[i + half]);
+      const __m512d high = _mm512_castps_pd(twos[i + 2 + half]);
+      fours[i + 2 * half] = _mm512_unpacklo_pd(low, high);
+      fours[i + 2 * half + 1] = _mm512_unpackhi_pd(low, high);
+    }
+  }
+  // Row r of fours[4 q + c] is a quarter of column 4 r + c, of the rows 4 q and on.
+  for (int c = 0; c < 4; c++) {
+    const auto quarter = [&](int q) { return _mm512_castpd_ps(fours[4 * q + c]); };
+    const __m512 a = _mm512_shuffle_f32x4(quarter(0), quarter(1), 0x88);
+    const __m512 b = _mm512_shuffle_f32x4(quarter(0), quarter(1), 0xdd);
+    const __m512 d = _mm512_shuffle_f32x4(quarter(2), quarter(3), 0x88);
+    const __m512 e = _mm512_shuffle_f32x4(quarter(2), quarter(3), 0xdd);
+    x[c].v = _mm512_shuffle_f32x4(a, d, 0x88);
+    x[4 + c].v = _mm512_shuffle_f32x4(b, e, 0x88);
+    x[8 + c].v = _mm512_shuffle_f32x4(a, d, 0xdd);
+    x[12 + c].v = _mm512_shuffle_f32x4(b, e, 0xdd);
+  }
 }
 
 // **** words ****

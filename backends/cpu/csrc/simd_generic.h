@@ -38,6 +38,9 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   Lanes r; QC_EACH r.v[i] = x.v[i] * y.v[i]; return r;
 }
+inline Lanes div(const Lanes& x, const Lanes& y) {
+  Lanes r; QC_EACH r.v[i] = x.v[i] / y.v[i]; return r;
+}
 // The second where either is a NaN.
 inline Lanes larger(const Lanes& x, const Lanes& y) {
   Lanes r; QC_EACH r.v[i] = x.v[i] > y.v[i] ? x.v[i] : y.v[i]; return r;

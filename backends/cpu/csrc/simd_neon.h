@@ -60,6 +60,9 @@ inline Lanes sub(const Lanes& x, const Lanes& y) {
 inline Lanes mul(const Lanes& x, const Lanes& y) {
   return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)};
 }
+inline Lanes div(const Lanes& x, const Lanes& y) {
+  return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)};
+}
 // The second where either is a NaN; the instruction for the larger one would give the NaN.
 inline Lanes larger(const Lanes& x, const Lanes& y) {
   const auto one = [](float32x4_t p, float32x4_t q) { return vbslq_f32(vcgtq_f32(p, q), p, q); };

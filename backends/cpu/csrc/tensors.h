@@ -6,6 +6,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -38,6 +39,45 @@ inline int64_t digits_for(Number type, int64_t asked) {
   return asked ? asked : type == BF16 ? 2 : 3;
 }
 
+// Memory that a thread keeps from call to call: the first touch of new pages costs more than turning
+// activations into digits.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(int64_t bytes) {
+    for (Block& block : kept()) {
+      if (block.size < bytes) continue;
+      std::swap(block_, block);
+      return;
+    }
+    block_ = {std::unique_ptr<uint8_t[]>(new uint8_t[static_cast<size_t>(bytes)]), bytes};
+  }
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Memory() {
+    if (block_.size > MOST_KEPT) return;
+    for (Block& block : kept()) {
+      if (block.size < block_.size) std::swap(block, block_);
+    }
+  }
+  void* data() const { return block_.bytes.get(); }
+
+ private:
+  static constexpr int64_t MOST_KEPT = 16 << 20;  // bytes of a block, of which there are two
+  struct Block {
+    std::unique_ptr<uint8_t[]> bytes;
+    int64_t size = 0;
+  };
+  static std::array<Block, 2>& kept() {
+    static thread_local std::array<Block, 2> blocks;
+    return blocks;
+  }
+  Block block_;
+};
+
 // Rows of activations as digits, or as floats with padded groups for the form float8. Memory is left
 // as it comes: every row is set before it is read.
 class Digits {
@@ -45,28 +85,38 @@ class Digits {
   Digits(const Weight& w, int64_t rows, int64_t digits)
       : wide_(w.form == FLOAT8), group_(w.group) {
     const int64_t width = w.width(), groups = w.chunk_groups(), parts = w.chunks() * rows;
+    const int64_t codes = wide_ ? 0 : parts * digits * width;
+    const int64_t words = wide_ ? rows * w.padded() : parts * (digits + 3) * groups;
+    memory_ = Memory(4 * words + codes);
+    auto* numbers = static_cast<int32_t*>(memory_.data());
+    auto* floats = static_cast<float*>(memory_.data());
     if (wide_) {
-      floats_.reset(new float[static_cast<size_t>(rows * w.padded())]);
-    } else {
-      codes_.reset(new int8_t[static_cast<size_t>(parts * digits * width)]);
-      totals_.reset(new int32_t[static_cast<size_t>(parts * (digits + 1) * groups)]);
-      step_.reset(new float[static_cast<size_t>(2 * parts * groups)]);
+      floats_ = floats;
+      view_ = {nullptr, nullptr, nullptr, nullptr, nullptr, floats,
+               rows,    digits,  w.padded(), width, groups, rows};
+      return;
     }
-    view_ = {codes_.get(), totals_.get(), totals_.get() + parts * digits * groups,
-             step_.get(),  step_.get() + parts * groups, floats_.get(),
-             rows,         digits,        w.padded(),    width,
-             groups,       rows};
+    const int64_t lift = parts * digits * groups, step = lift + parts * groups;
+    view_ = {reinterpret_cast<int8_t*>(numbers + words), numbers, numbers + lift, floats + step,
+             floats + step + parts * groups, nullptr,
+             rows, digits, w.padded(), width, groups, rows};
   }
   // Row r; `fill` writes its floats, in places that are zero.
   template <typename Fill>
   void set(const Weight& w, int64_t r, const Fill& fill) {
     static thread_local std::vector<float> scratch;
     if (!wide_) scratch.resize(static_cast<size_t>(view_.padded));
-    float* row = wide_ ? floats_.get() + r * view_.padded : scratch.data();
+    float* row = wide_ ? floats_ + r * view_.padded : scratch.data();
     if (view_.padded != w.k) std::fill(row, row + view_.padded, 0.f);
     fill(row);
     if (!wide_) kernels().quantize(w, row, view_, r);
   }
+  // Rows [begin, end) from those of a matrix.
+  void set_rows(const Weight& w, const void* from, Number type, int64_t begin, int64_t end) {
+    kernels().quantize_rows(w, from, type, view_, begin, end);
+  }
+  // Whether rows of a matrix can be taken as they are.
+  bool takes_matrix(const Weight& w) const { return !wide_ && view_.padded == w.k; }
   // Whether another weight of as many columns can read these digits: steps belong to groups.
   bool serves(const Weight& w) const {
     return wide_ == (w.form == FLOAT8) && group_ == w.group;
@@ -76,9 +126,8 @@ class Digits {
  private:
   bool wide_;
   int64_t group_;
-  std::unique_ptr<float[]> floats_, step_;
-  std::unique_ptr<int8_t[]> codes_;
-  std::unique_ptr<int32_t[]> totals_;
+  float* floats_ = nullptr;
+  Memory memory_;
   Rows view_;
 };
 
