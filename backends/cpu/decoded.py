@@ -92,8 +92,8 @@ _library.define(
 class _Kept(threading.local):
     """Room that a thread keeps: new memory for every product costs more than decoding into it."""
 
-    floats = torch.empty(0)
-    codes = torch.empty(0, dtype=torch.uint8)
+    floats = torch.empty(0, device="cpu")
+    codes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 _KEPT = _Kept()
@@ -103,9 +103,9 @@ def _rooms(rows: int, floats: int, codes: int) -> tuple[torch.Tensor, torch.Tens
     """float32 ``[rows, floats]`` and uint8 ``[rows, codes]``, of whatever values."""
     with torch.inference_mode(False):  # what is made inside may not be written to outside
         if _KEPT.floats.numel() < rows * floats:
-            _KEPT.floats = torch.empty(rows * floats)
+            _KEPT.floats = torch.empty(rows * floats, device="cpu")
         if _KEPT.codes.numel() < rows * codes:
-            _KEPT.codes = torch.empty(rows * codes, dtype=torch.uint8)
+            _KEPT.codes = torch.empty(rows * codes, dtype=torch.uint8, device="cpu")
     room = _KEPT.floats[: rows * floats].view(rows, floats)
     return room, _KEPT.codes[: rows * codes].view(rows, codes)
 
