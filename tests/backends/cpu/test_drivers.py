@@ -17,7 +17,7 @@ from qcompile.backends.cpu import build
 from qcompile.backends.cpu.probe import find_compiler
 
 DRIVERS = Path(__file__).parent / "drivers"
-CASES = {"linear": 150, "repack": 300, "attention": 30}
+CASES = {"linear": 150, "gated": 300, "repack": 300, "attention": 30}
 CROSS = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 PROCESSORS = {"neon": "max", "generic": "cortex-a53"}
