@@ -34,7 +34,7 @@ class Backend(Protocol):
         """The target that a bare kind means: the present device, or the kind alone."""
 
     def compiler(self) -> str:
-        """The emitter for lowered graphs: ``inductor`` or ``eager``."""
+        """The emitter for lowered graphs: ``inductor``, ``eager`` or one that it registers."""
 
     def prepare(self) -> None:
         """Build or load what the kernels need. Idempotent; called before a graph is lowered."""

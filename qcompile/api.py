@@ -91,7 +91,7 @@ def plan(
         scheme: the checkpoint's scheme, or ``auto``.
         checkpoint: the checkpoint, when ``model`` is a module.
         on_unsupported: what becomes of a site that no kernel accepts.
-        emitter: ``inductor`` or ``eager``; the backend's own choice when None.
+        emitter: ``chain`` (CPU), ``inductor`` or ``eager``; the backend's choice when None.
         dtype: dtype of the activations; the backend's own choice when None.
         numerics: as for ``optimize``.
 
@@ -169,7 +169,7 @@ def optimize(
         verify: compare every site's kernel with the reference on the stored bytes first.
         on_unsupported: what becomes of sites that no kernel accepts: ``error``; ``dequantize`` to
             floats; ``requantize`` to 8 bits for a kernel that takes those, the error measured.
-        emitter: ``inductor`` or ``eager``; the backend's own choice when None.
+        emitter: ``chain`` (CPU), ``inductor`` or ``eager``; the backend's choice when None.
         keep: regular expressions of parameter names that stay as the module has them.
         numerics: ``exact`` uses activations as they are; ``fast`` lets kernels round them to 8 bits
             by groups, which takes less time where a prompt has many tokens.

@@ -100,7 +100,7 @@ class Plan:
         source: the checkpoint.
         entries: one for each site, in model order.
         floats: weights that the checkpoint stores as plain numbers and that stay so.
-        emitter: what runs the lowered graph: ``inductor`` or ``eager``.
+        emitter: what runs the lowered graph: ``chain``, ``inductor`` or ``eager``.
         notes: facts worth a line, for instance keys that were read and do not matter.
         emulation: how graphs run without the target, empty where they run on it.
         numerics: ``exact``, or ``fast`` where kernels may round activations to 8 bits by groups.

@@ -53,7 +53,7 @@ def test_layers_compiled_one_by_one_do_not_share_weights(tmp_path: Path) -> None
         torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("emitter", ["eager", "inductor"])
+@pytest.mark.parametrize("emitter", ["eager", "inductor", "chain"])
 def test_backend_by_name(file: Path, emitter: str) -> None:
     torch._dynamo.reset()
     model = stack(seed=1)  # other weights than the file's: the file's must win

@@ -35,7 +35,7 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return [done.result(300) for done in [pool.submit(run, call) for call in calls]]
 
 
-@pytest.mark.parametrize("emitter", ["eager", "inductor"])
+@pytest.mark.parametrize("emitter", ["eager", "inductor", "chain"])
 def test_generate_in_threads(tmp_path: Path, emitter: str) -> None:
     """From the first call on: threads that meet while nothing is compiled yet."""
     torch._dynamo.reset()

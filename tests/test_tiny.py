@@ -94,7 +94,7 @@ def test_a_type(tmp_path: Path, type: str) -> None:
     check(write_module(tmp_path / f"{type}.gguf", tiny(), {}, type), emitter="eager")
 
 
-@pytest.mark.parametrize("emitter", ["eager", "inductor"])
+@pytest.mark.parametrize("emitter", ["eager", "inductor", "chain"])
 def test_types_in_one_file(mixed: Path, emitter: str) -> None:
     model = check(mixed, emitter=emitter)
     assert len(model.qcompile.plan.entries) == 5  # the head shows only in the graph

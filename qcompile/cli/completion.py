@@ -60,5 +60,5 @@ def _words() -> dict[str, list[str]]:
         "scheme": ["auto", *schemes.names()],
         "on_unsupported": list(POLICIES),
         "dtype": list(DTYPES),
-        "emitter": ["inductor", "eager"],
+        "emitter": ["chain", "inductor", "eager"],
     }

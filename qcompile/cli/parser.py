@@ -106,7 +106,7 @@ def _where(command: Parser) -> None:
 
 def _running(command: Parser) -> None:
     command.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16")
-    command.add_argument("--emitter", metavar="NAME", help="inductor or eager")
+    command.add_argument("--emitter", metavar="NAME", help="chain (the CPU's), inductor or eager")
 
 
 def _plan(commands: Commands) -> None:
