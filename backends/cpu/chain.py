@@ -28,7 +28,7 @@ from qcompile.backends.cpu.panel import library
 from qcompile.backends.cpu.shims import declarations, export_symbols
 from qcompile.emit import emitter_of
 from qcompile.observe import log
-from qcompile.outline import Region, outline, without_graph
+from qcompile.outline import outline, without_graph
 
 _FEW = 8  # rows
 _PRODUCTS = ("panel_linear", "panel_linears", "panel_gated")
@@ -77,7 +77,10 @@ def _has_few_rows(graph: fx.Graph) -> bool:
 
 def _rows(node: Any) -> int:
     rows = 1
-    for size in node.meta["example_value"].shape[:-1]:
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor):  # a trace knows no shape of what it could not run
+        return _FEW + 1
+    for size in value.shape[:-1]:
         if not is_concrete_int(size):
             return _FEW + 1
         rows *= int(size)
@@ -88,6 +91,7 @@ def _rows(node: Any) -> int:
 
 
 def _compile(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+    from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     from qcompile.inductor_stamp import settings
@@ -103,14 +107,17 @@ def _compile(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         return code
 
     shims = {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": declarations()}
-    call: Any = compile_fx(
-        graph_module,
-        list(inputs),
-        inner_compile=compile_inner,
-        config_patches={**settings(), **shims},
-    )
+    # A hit in AOTAutograd's cache would not say which code it runs; Inductor's own cache does.
+    with functorch_config.patch(enable_autograd_cache=False):
+        call: Any = compile_fx(
+            graph_module,
+            list(inputs),
+            inner_compile=compile_inner,
+            config_patches={**settings(), **shims},
+        )
     plain = len(codes) == 1 and all(isinstance(result, fx.Node) for result in several)
-    address = _address(codes[0]) if plain and _passes_through(len(several)) else None
+    plain = plain and _passes_through(len(several)) and _is_complete(codes[0], len(several))
+    address = _address(codes[0]) if plain else None
     return Compiled(call, tuple(map(_kind, several)), address)
 
 
@@ -120,17 +127,34 @@ def _kind(result: Any) -> type:
 
 
 def _passes_through(results: int) -> bool:
-    """Whether the code around Inductor's hands on inputs and outputs as they are."""
-    from torch._functorch._aot_autograd.schemas import OutputType
+    """Whether the code around Inductor's hands on inputs and outputs as they are.
+
+    False also where a release of torch does not tell: nothing is lost but time.
+    """
+    from torch._functorch._aot_autograd import schemas
     from torch._guards import TracingContext
 
-    context = TracingContext.try_get()
-    known = context.fw_metadata if context is not None else None
-    if known is None or known.tokens or known.num_mutated_inp_runtime_indices:
+    context: Any = TracingContext.try_get()
+    try:
+        known = context.fw_metadata
+        plain = (schemas.OutputType.non_alias, schemas.OutputType.unsafe_view_alias)
+        types = [output.output_type for output in known.output_info]
+        around = known.tokens or known.num_mutated_inp_runtime_indices
+        around = around or known.grad_enabled_mutation is not None
+    except AttributeError:
         return False
-    plain = (OutputType.non_alias, OutputType.unsafe_view_alias)
-    types = [output.output_type for output in known.output_info]
-    return len(types) == results and all(kind in plain for kind in types)
+    return not around and len(types) == results and all(kind in plain for kind in types)
+
+
+def _is_complete(code: Any, results: int) -> bool:
+    """Whether C++ code takes a graph's inputs and nothing else, and gives its results only.
+
+    Tensors that a graph makes of literals are further inputs, which Inductor's Python hands on.
+    """
+    held = ("constants", "frozen_param_names", "torchbind_constants")
+    if any(getattr(code, name, True) for name in held):
+        return False
+    return len(getattr(code, "output_strides", None) or ()) == results
 
 
 def _address(code: Any) -> int | None:
@@ -193,12 +217,16 @@ class Chain:
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run all regions on what the graph takes."""
-        tensors = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in given]
+        tensors = [x if isinstance(x, torch.Tensor) else _number(x) for x in given]
         found = torch.ops.qcompile_cpu.chain_run(tensors, self._number)
         if self._tensors:
             return tuple(found)
         left = iter(found)
         return tuple(_result(kind, left) for kind in self._kinds)
+
+
+def _number(value: int) -> torch.Tensor:
+    return torch.tensor(value, device="cpu")  # whatever the default device is
 
 
 def _numbers(graph: fx.Graph, codes: Mapping[fx.Node, Compiled]) -> list[int]:

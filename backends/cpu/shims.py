@@ -38,9 +38,19 @@ _NAMES = (
 )
 
 
+class _Declarations(dict[Any, list[str]]):
+    """Known to Inductor's cache by name: ops themselves cannot be part of its key.
+
+    What they say is part of the key all the same: ``inductor_stamp`` reads this file.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return declarations, ()
+
+
 def declarations() -> dict[Any, list[str]]:
     """The C declaration of every op that has one, in the form Inductor's setting takes."""
-    found = {}
+    found = _Declarations()
     for name in _NAMES:
         op = getattr(torch.ops.qcompile_cpu, name).default
         found[op] = [_declaration(name, op._schema)]

@@ -138,8 +138,10 @@ int64_t chain_make(const std::vector<Tensor>& constants, const std::vector<int64
 }
 
 void chain_drop(int64_t number) {
+  std::unordered_map<int64_t, std::shared_ptr<Chain>>::node_type dropped;
   const std::lock_guard<std::mutex> hold(guard);
-  chains.erase(number);
+  // Its constants go after the lock: freeing them may run Python code, which may drop another.
+  dropped = chains.extract(number);
 }
 
 std::vector<Tensor> chain_run(const std::vector<Tensor>& given, int64_t number) {

@@ -87,9 +87,9 @@ AOTITorchError aoti_torch_cpu_panel_embedding(AtenTensorHandle ids, AtenTensorHa
 }
 
 AOTITorchError aoti_torch_cpu_attention(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
-                                        const AtenTensorHandle* mask, int32_t causal, double scale,
-                                        AtenTensorHandle* result) {
-  give(qc::attention(borrowed(q), borrowed(k), borrowed(v), maybe(mask), causal != 0, scale),
+                                        const AtenTensorHandle* mask, int32_t is_causal,
+                                        double scale, AtenTensorHandle* result) {
+  give(qc::attention(borrowed(q), borrowed(k), borrowed(v), maybe(mask), is_causal != 0, scale),
        result);
   return AOTI_TORCH_SUCCESS;
 }
