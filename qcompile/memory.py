@@ -59,17 +59,17 @@ class Slabs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._slab = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the CPU with unset contents; ``torch.empty``'s alignment or a better one."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0 or size > _SLAB // 4:
-            return in_large_pages(torch.empty(tuple(shape), dtype=dtype))
+            return in_large_pages(torch.empty(tuple(shape), dtype=dtype, device="cpu"))
         with self._lock:
             if self._used + size > len(self._slab):
-                self._slab = in_large_pages(torch.empty(_SLAB, dtype=torch.uint8))
+                self._slab = in_large_pages(torch.empty(_SLAB, dtype=torch.uint8, device="cpu"))
                 self._used = -self._slab.data_ptr() % _LINE
             room = (ctypes.c_char * size).from_address(self._slab.data_ptr() + self._used)
             room.slab = self._slab  # type: ignore[attr-defined] # the bytes live as long as it
