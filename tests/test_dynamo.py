@@ -12,7 +12,7 @@ from support.small import exact_copy, write_module
 from torch import nn
 
 import qcompile
-from qcompile import backends
+from qcompile import backends, dynamo
 from qcompile.errors import CaptureError, OptionError, SchemeError
 from qcompile.kernel import Reject
 
@@ -138,6 +138,53 @@ def test_a_failing_call_leaves_the_module_alone(file: Path) -> None:
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert model(torch.randn(1, 64)).shape == (1, 64)
+
+
+@pytest.mark.parametrize("emitter", ["eager", "chain"])
+def test_a_parameter_that_is_replaced_or_written_is_seen(file: Path, emitter: str) -> None:
+    """Also without the guards on tensors whose identity is guarded."""
+    torch._dynamo.reset()
+    model: Any = qcompile.optimize(stack(seed=1), checkpoint=file, emitter=emitter)
+    exact: Any = exact_copy(file, stack())
+    x = torch.randn(1, 64)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(model(x), exact(x), **close)
+    for changed in (model, exact):
+        changed[2].proj.bias.data.fill_(3.0)
+    torch.testing.assert_close(model(x), exact(x), **close)
+    assert model.qcompile.compiles == 1
+    for changed in (model, exact):
+        changed[2].proj.bias = nn.Parameter(torch.full((64,), 5.0), requires_grad=False)
+    torch.testing.assert_close(model(x), exact(x), **close)
+    # A parameter in the place of a stand-in is another weight: it computes as it says.
+    before, weight = model.qcompile.compiles, torch.randn(64, 64)
+    for changed in (model, exact):
+        changed[1].proj.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    torch.testing.assert_close(model(x), exact(x), **close)
+    assert model.qcompile.compiles == before + 1
+
+
+def test_only_guards_on_tensors_known_by_identity_go(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, list[bool]]] = []
+    needed = dynamo._needed
+
+    def noted(guards: Any) -> list[bool]:
+        seen.append((guards, needed(guards)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(dynamo, "_needed", noted)
+    torch._dynamo.reset()
+    model: Any = qcompile.optimize(stack(), checkpoint=file, emitter="eager")
+    model(torch.randn(1, 64))
+    [(guards, kept)] = seen
+    known = {guard.name for guard in guards if guard.guard_type == "ID_MATCH"}
+    gone = [guard for guard, keep in zip(guards, kept, strict=True) if not keep]
+    assert len(gone) == 4  # the weights of the products
+    assert {(guard.guard_type, guard.name in known) for guard in gone} == {("TENSOR_MATCH", True)}
+    left = [g for g, keep in zip(guards, kept, strict=True) if keep]
+    assert any(guard.guard_type == "TENSOR_MATCH" for guard in left)  # biases, and what is given
 
 
 def test_keep_leaves_a_parameter_as_it_is(tmp_path: Path) -> None:
