@@ -147,7 +147,7 @@ def test_a_parameter_that_is_replaced_or_written_is_seen(file: Path, emitter: st
     model: Any = qcompile.optimize(stack(seed=1), checkpoint=file, emitter=emitter)
     exact: Any = exact_copy(file, stack())
     x = torch.randn(1, 64)
-    close = {"rtol": 1e-5, "atol": 1e-5}
+    close: Any = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(model(x), exact(x), **close)
     for changed in (model, exact):
         changed[2].proj.bias.data.fill_(3.0)
