@@ -39,14 +39,16 @@ class Layer(nn.Module):
         self.proj = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.proj(x)) + x
+        y: torch.Tensor = torch.relu(self.proj(x)) + x
+        return y
 
 
 class Literal(Layer):
     """Makes a tensor of literals, which the code gets as a further input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(x) + x * torch.tensor([1.0, 2.0, 3.0, 4.0] * 16)
+        y: torch.Tensor = self.proj(x) + x * torch.tensor([1.0, 2.0, 3.0, 4.0] * 16)
+        return y
 
 
 class Reading(nn.Module):
@@ -54,7 +56,7 @@ class Reading(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.layers: Any = nn.ModuleList(Layer() for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first = self.layers[0](x)
@@ -80,7 +82,7 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.layers: Any = nn.ModuleList(Layer() for _ in range(4))
 
     def forward(
         self, x: torch.Tensor, caches: list[torch.Tensor], place: torch.Tensor
@@ -96,7 +98,7 @@ class Asking(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.layers: Any = nn.ModuleList(Layer() for _ in range(4))
         self.embed, self.second = nn.Embedding(64, 64), nn.Embedding(32, 64)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -193,7 +195,8 @@ def test_an_error_in_the_middle_is_told_and_leaves_nothing(tmp_path: Path, ran: 
     torch.manual_seed(0)
     path = write_module(tmp_path / "m.gguf", Asking(), {}, "Q8_0")
     model: Any = qcompile.optimize(Asking(), checkpoint=path, emitter="chain")
-    good, bad = torch.tensor([[3]]), torch.tensor([[40]])
+    good: Any = torch.tensor([[3]])
+    bad: Any = torch.tensor([[40]])
     expected = exact_copy(path, Asking())(good)
     close(model(good), expected)
     held = (good._use_count(), bad._use_count())
