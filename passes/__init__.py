@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from qcompile.passes.canonicalize.embedding import CanonicalizeEmbedding
+from qcompile.passes.canonicalize.last_rows import KeepLastRows
 from qcompile.passes.canonicalize.linear import CanonicalizeLinear
 from qcompile.passes.lower import Lower
 from qcompile.passes.quantize.swap import SwapQuantized
@@ -30,13 +31,13 @@ class Pass(Protocol):
         """Rewrite the program; the number of nodes that changed."""
 
 
-CANONICALIZE: tuple[Pass, ...] = (CanonicalizeLinear(), CanonicalizeEmbedding())
+CANONICALIZE: tuple[Pass, ...] = (CanonicalizeLinear(), CanonicalizeEmbedding(), KeepLastRows())
 # Every pass in the order of the pipeline; those that need a session are made there.
 NAMES = (
     *(rewrite.name for rewrite in CANONICALIZE),
     SwapQuantized.name,
     Lower.name,
-    *("cpu.siblings", "cpu.attention"),  # of a backend: the CPU's
+    *("cpu.gated", "cpu.siblings", "cpu.attention"),  # of a backend: the CPU's
 )
 
 

@@ -21,8 +21,9 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.nn import functional
 
 from qcompile.backends.cpu.panel import library
-from qcompile.backends.cpu.siblings import is_constant, may_write
+from qcompile.backends.cpu.siblings import is_constant
 from qcompile.program import Program
+from qcompile.writes import may_write
 
 # function(x @ w0.T + b0) * (x @ w1.T + b1); parts, biases and shapes as in panel_linears.
 library.define(

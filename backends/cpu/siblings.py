@@ -8,7 +8,6 @@ graph stays alone, and so do those between which the graph writes to a tensor: t
 
 from __future__ import annotations
 
-import inspect
 import operator
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import torch
 from torch import fx
 
 from qcompile.program import Program
+from qcompile.writes import may_write
 
 _ONE = torch.ops.qcompile_cpu.panel_linear
 _SEVERAL = torch.ops.qcompile_cpu.panel_linears
@@ -47,44 +47,6 @@ class JoinSiblings:
 def is_constant(part: object) -> bool:
     """Whether a part can be read anywhere in the graph."""
     return part is None or (isinstance(part, fx.Node) and part.op in ("get_attr", "placeholder"))
-
-
-# Of the module operator, whose `and_` and `is_` end as methods that write do.
-_IN_PLACE = frozenset(
-    (
-        *("setitem", "delitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod"),
-        *("imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor"),
-    )
-)
-
-
-def may_write(node: fx.Node) -> bool:
-    """Whether a node may change a tensor that exists before it."""
-    target = node.target
-    if node.op == "call_method":
-        return str(target).endswith("_") or str(target) == "__setitem__" or "out" in node.kwargs
-    if node.op != "call_function":
-        return False
-    if isinstance(target, torch._ops.OpOverload):
-        return bool(target._schema.is_mutable)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
-    name = getattr(target, "__name__", "")
-    if getattr(target, "__module__", "") == "_operator":
-        return name in _IN_PLACE
-    return name.endswith("_") or "out" in node.kwargs or _asks_in_place(node)
-
-
-def _asks_in_place(node: fx.Node) -> bool:
-    """Whether a function of ``torch.nn`` is told to work in place, by name or by position."""
-    if "inplace" in node.kwargs:
-        return bool(node.kwargs["inplace"])
-    try:
-        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # a function of C, which takes no such flag
-        return False
-    place = names.index("inplace") if "inplace" in names else len(node.args)
-    return place < len(node.args) and bool(node.args[place])
 
 
 def _join(program: Program, family: list[fx.Node]) -> None:

@@ -111,7 +111,7 @@ def check(module: Wrapped, x: torch.Tensor, target: object, dialect: str) -> Non
 def test_what_is_not_understood_is_left_alone(formula: Callable[..., torch.Tensor]) -> None:
     program, _ = trace_dynamo(Wrapped(formula).requires_grad_(False), torch.randn(3, 4))
     changed = [rewrite.run(program) for rewrite in CANONICALIZE]
-    assert changed == [0, 0]
+    assert not any(changed)
 
 
 def test_tied_weights_have_one_name() -> None:

@@ -30,7 +30,12 @@ def up_to(name: str) -> tuple[Program, list[torch.Tensor]]:
     return program, inputs
 
 
-@pytest.mark.parametrize("rewrite", PASSES, ids=lambda rewrite: rewrite.name)
+# The toy keeps every row: test_last_rows.py has a text for that pass.
+@pytest.mark.parametrize(
+    "rewrite",
+    [rewrite for rewrite in PASSES if rewrite.name != "canonicalize.last_rows"],
+    ids=lambda rewrite: rewrite.name,
+)
 def test_text_before_and_after(rewrite: Any) -> None:
     program, _ = up_to(rewrite.name)
     before = str(program)
