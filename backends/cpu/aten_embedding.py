@@ -17,7 +17,7 @@ from torch import fx
 from qcompile.backends.cpu.aten_int4 import NAME, ROWS, decode_rows
 from qcompile.backends.cpu.aten_linear import judge
 from qcompile.backends.cpu.panel import is_permuted
-from qcompile.backends.cpu.probe import find_compiler
+from qcompile.backends.cpu.probe import fallback_note
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
@@ -42,8 +42,7 @@ class AtenEmbedding:
         refused = judge(site, target)
         if refused is not None:
             return refused
-        why = "" if find_compiler() else "no C++ compiler was found: "
-        return Accept(_SLOWNESS * site.weight.nbytes, f"{why}rows of what the head reads")
+        return Accept(_SLOWNESS * site.weight.nbytes, fallback_note("rows of what the head reads"))
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor

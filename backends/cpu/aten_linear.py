@@ -25,7 +25,7 @@ from qcompile.backends.cpu.aten_int4 import (
     planes_of,
     unit_of,
 )
-from qcompile.backends.cpu.probe import find_compiler
+from qcompile.backends.cpu.probe import fallback_note
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor
 from qcompile.site import Site
@@ -75,9 +75,8 @@ class AtenLinear:
         spec = site.weight.spec
         assert isinstance(spec, AffineSpec)
         calls = planes_of(spec) * halves_of(spec.group)
-        why = "" if find_compiler() else "no C++ compiler was found: "
-        note = f"{why}aten's int4 product{f', {calls} of them' if calls > 1 else ''}, over {spec}"
-        return Accept(_SLOWNESS * site.weight.nbytes, note)
+        note = f"aten's int4 product{f', {calls} of them' if calls > 1 else ''}, over {spec}"
+        return Accept(_SLOWNESS * site.weight.nbytes, fallback_note(note))
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor

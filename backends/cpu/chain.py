@@ -22,15 +22,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
+from qcompile.backends.cpu.gated import has_few_rows
 from qcompile.backends.cpu.panel import library
 from qcompile.backends.cpu.shims import declarations, export_symbols
 from qcompile.emit import emitter_of
 from qcompile.observe import log
 from qcompile.outline import outline, without_graph
 
-_FEW = 8  # rows
 _PRODUCTS = ("panel_linear", "panel_linears", "panel_gated")
 # What Inductor writes: ``void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*)``.
 _ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"
@@ -72,19 +71,7 @@ def _has_few_rows(graph: fx.Graph) -> bool:
     """Whether every product is known to have few rows, and there is one."""
     ops = [getattr(torch.ops.qcompile_cpu, name).default for name in _PRODUCTS]
     nodes = [node for op in ops for node in graph.find_nodes(op="call_function", target=op)]
-    return bool(nodes) and all(_rows(node.args[0]) <= _FEW for node in nodes)
-
-
-def _rows(node: Any) -> int:
-    rows = 1
-    value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor):  # a trace knows no shape of what it could not run
-        return _FEW + 1
-    for size in value.shape[:-1]:
-        if not is_concrete_int(size):
-            return _FEW + 1
-        rows *= int(size)
-    return rows
+    return bool(nodes) and all(has_few_rows(node.args[0]) for node in nodes)
 
 
 # **** one region ****

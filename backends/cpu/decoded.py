@@ -17,7 +17,7 @@ from torch import fx
 from torch.nn import functional
 
 from qcompile.backends.cpu.fields import NAME, decode_into, room_for
-from qcompile.backends.cpu.probe import find_compiler
+from qcompile.backends.cpu.probe import fallback_note
 from qcompile.backends.reference import canonical
 from qcompile.kernel import Accept, Reject, Tolerance
 from qcompile.layout import QuantizedTensor
@@ -49,8 +49,7 @@ class DecodedKernel:
             return Reject(f"decodes on the CPU; the target is {target}")
         if len(site.weight.shape) != 2:
             return Reject(f"a weight of {len(site.weight.shape)} dimensions; fields hold matrices")
-        why = "" if find_compiler() else "no C++ compiler was found: "
-        return Accept(self.slowness * site.weight.nbytes, why + self.note)
+        return Accept(self.slowness * site.weight.nbytes, fallback_note(self.note))
 
     def emit(
         self, graph: fx.Graph, node: fx.Node, parts: Sequence[fx.Node], weight: QuantizedTensor

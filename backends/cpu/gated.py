@@ -89,7 +89,7 @@ def _match(node: fx.Node) -> tuple[int, fx.Node, fx.Node] | None:
         assert isinstance(second, fx.Node)
         x, *_, shape, digits = first.args
         other, *_, other_shape, other_digits = second.args
-        if first is not second and x is other and digits == other_digits and not _has_few_rows(x):
+        if first is not second and x is other and digits == other_digits and not has_few_rows(x):
             return (function, first, second) if shape[0] == other_shape[0] else None  # type: ignore[index]
     return None
 
@@ -101,9 +101,10 @@ def _is_product(node: object) -> bool:
     return all(is_constant(part) for part in node.args[1:4])
 
 
-def _has_few_rows(node: Any) -> bool:
+def has_few_rows(node: Any) -> bool:
+    """Whether a node is known to have so few rows that memory sets a product's pace."""
     value = node.meta.get("example_value")
-    if value is None or not all(map(is_concrete_int, value.shape)):
+    if not isinstance(value, torch.Tensor) or not all(map(is_concrete_int, value.shape)):
         return False
     return bool(math.prod(value.shape[:-1]) <= _FEW)
 

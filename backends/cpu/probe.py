@@ -92,3 +92,8 @@ def host_arch() -> str:
     if "avx512f" in flags:
         return "avx512"
     return "avx2" if {"avx2", "fma", "f16c"} <= flags else "generic"
+
+
+def fallback_note(note: str) -> str:
+    """A plan's note of a kernel that needs no compiler; first the reason, where there is none."""
+    return note if find_compiler() else f"no C++ compiler was found: {note}"
