@@ -7,8 +7,9 @@ Always holds: a backend is imported when it is asked for and not before; passes 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,8 @@ from qcompile.kernel import NUMERICS, Kernel, Numerics
 from qcompile.target import Target
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from qcompile.passes import Pass
 
 _BUILT_IN = ("cpu", "cuda", "npu")
@@ -91,6 +94,30 @@ class HasPasses(Protocol):
 
     def passes(self, numerics: Numerics) -> tuple[Pass, ...]:
         """Those rewrites, in order, that these numerics allow."""
+
+
+@runtime_checkable
+class SavesCode(Protocol):
+    """A backend that can compile a lowered graph to a file."""
+
+    def code_facts(self) -> Mapping[str, str]:
+        """What such a file depends on: it runs only where these are the same."""
+
+    def save_code(
+        self, graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path: Path
+    ) -> None:
+        """Compile a graph to a file; its tensors by ``get_attr`` stay outside.
+
+        Args:
+            graph_module: a lowered graph.
+            inputs: fake tensors, one for each placeholder.
+            path: the file.
+        """
+
+    def load_code(
+        self, path: Path, constants: Mapping[str, torch.Tensor]
+    ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """The callable in a file, on constants by the names of their nodes."""
 
 
 def kernels_for(

@@ -4,11 +4,13 @@ Comes in: a quantized checkpoint or a module and a device. Goes out: a compiled 
 Always holds: importing this imports torch and nothing of a vendor.
 """
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from qcompile import frame_layouts as _frame_layouts  # noqa: F401 - registers its layouts
 from qcompile.api import load, open, optimize, plan
 from qcompile.errors import (
+    ArtifactError,
     CaptureError,
     LayoutError,
     LowerError,
@@ -22,11 +24,15 @@ from qcompile.register import register_experts
 from qcompile.writers import save_checkpoint
 
 if _TYPE_CHECKING:
+    from qcompile.artifact import Artifact, open_artifact
+    from qcompile.exporting import export
     from qcompile.hf_config import HFConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Artifact",
+    "ArtifactError",
     "CaptureError",
     "HFConfig",
     "LayoutError",
@@ -36,8 +42,10 @@ __all__ = [
     "QCompileError",
     "SchemeError",
     "VerifyError",
+    "export",
     "load",
     "open",
+    "open_artifact",
     "optimize",
     "plan",
     "register_experts",
@@ -45,8 +53,19 @@ __all__ = [
 ]
 
 
+# What few programs need is imported when it is first used.
+_LATER = {
+    "Artifact": "qcompile.artifact",
+    "open_artifact": "qcompile.artifact",
+    "export": "qcompile.exporting",
+}
+
+
 def __getattr__(name: str) -> object:
-    """``HFConfig``, which imports transformers and registers there when it is first used."""
+    """What is imported on first use; ``HFConfig`` also registers with transformers."""
+    if name in _LATER:
+        globals()[name] = getattr(_import_module(_LATER[name]), name)
+        return globals()[name]
     if name != "HFConfig":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from qcompile.hf import need_transformers

@@ -64,6 +64,20 @@ def compile_forward(
     return run, _settings
 
 
+def trace(
+    function: Callable[..., Any],
+    given: Sequence[Any],
+    compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+) -> Any:
+    """Trace one call of a module's method, and run what a compiler makes of the graph.
+
+    Sizes are numbers in the graph, but for those that ``mark_dynamic`` made symbols.
+    """
+    own, first = _own_code(function)
+    with _settings():
+        return torch.compile(own, backend=compiler, fullgraph=True)(*first, *given)
+
+
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
     """How dynamo is to trace."""

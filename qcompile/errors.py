@@ -79,6 +79,10 @@ class VerifyError(QCompileError):
     """A compiled site disagrees with the reference by more than its kernel declares."""
 
 
+class ArtifactError(QCompileError):
+    """A saved compilation is incomplete, damaged, or made for another machine or release."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint for a mistyped word: ``"did you mean 'gguf'?"``, or the empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1)

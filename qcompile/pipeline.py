@@ -29,6 +29,15 @@ def compile_graph(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], session: Session
 ) -> Callable[..., Any]:
     """Compile a graph that dynamo traced; its placeholders for weights are erased in place."""
+    program, inputs = lower_graph(graph_module, example_inputs, session)
+    # The rest is the device compiler's work.
+    return emit(program, inputs, session)
+
+
+def lower_graph(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], session: Session
+) -> tuple[Program, dict[fx.Node, Any]]:
+    """All stages before the last: the program, and what its placeholders were traced with."""
     inputs = dict(zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     # Name every weight by the identity of the tensor the model holds.
     program = capture_dynamo(graph_module, example_inputs, session.names)
@@ -50,8 +59,7 @@ def compile_graph(
     if isinstance(session.backend, HasPasses):
         for last in session.backend.passes(session.plan.numerics):
             run_pass(last, program)
-    # The rest is the device compiler's work.
-    return emit(program, inputs, session)
+    return program, inputs
 
 
 def transform_weights(program: Program, session: Session) -> None:

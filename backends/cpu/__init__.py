@@ -7,7 +7,8 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,29 @@ def _chain(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
 
 
 register_emitter("chain", _chain)
+
+
+def code_facts() -> Mapping[str, str]:
+    """What saved code depends on."""
+    from qcompile.backends.cpu import ahead
+
+    return ahead.code_facts()
+
+
+def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path: Path) -> None:
+    """Compile a lowered graph to a file."""
+    from qcompile.backends.cpu import ahead
+
+    ahead.save_code(graph_module, inputs, path)
+
+
+def load_code(
+    path: Path, constants: Mapping[str, torch.Tensor]
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """The callable in such a file."""
+    from qcompile.backends.cpu import ahead
+
+    return ahead.load_code(path, constants)
 
 
 def prepare() -> None:

@@ -68,7 +68,7 @@ class NativeAttention:
             fewer = _unrepeated(k), _unrepeated(v)
             if k in fewer or v in fewer:
                 fewer = k, v  # one without the other would have another number of heads
-            call = (q, *fewer, mask, causal, scale)
+            call = (q, *fewer, _unexpanded(mask), causal, scale)
             with program.graph.inserting_before(node):
                 program.replace(node, program.graph.call_function(_OP, call))
             for repeated in dict.fromkeys((k, v)):
@@ -94,6 +94,13 @@ def _unrepeated(node: fx.Node) -> fx.Node:
         return node
     kept = all(statically_known_true(before.shape[i] == after.shape[i]) for i in (0, 2, 3))
     return base if kept else node  # type: ignore[return-value]
+
+
+def _unexpanded(mask: Any) -> Any:
+    """A mask before it was expanded, which the op does: Inductor copies a view for every layer."""
+    while isinstance(mask, fx.Node) and mask.op == "call_method" and mask.target == "expand":
+        mask = mask.args[0]
+    return mask
 
 
 def _drop_unused(graph: fx.Graph, node: fx.Node) -> None:

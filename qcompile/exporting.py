@@ -1,0 +1,218 @@
+"""Compile a checkpoint's language model ahead of time and save it.
+
+Comes in: a checkpoint. Goes out: the folder of an artifact, see ``artifact_header``.
+Always holds: what was saved is opened again and answers as the model does before the folder takes
+its place; a call that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qcompile.api import load
+from qcompile.artifact import Artifact, open_artifact
+from qcompile.artifact_header import FORMAT, HEADER, WEIGHTS, Graph, Header
+from qcompile.artifact_weights import Tensors
+from qcompile.backends import SavesCode
+from qcompile.errors import OptionError, VerifyError
+from qcompile.kernel import Numerics
+from qcompile.passes.select import Policy
+from qcompile.prepare import backend_of
+from qcompile.progress import Reporting
+from qcompile.session import Session, no_progress
+from qcompile.stepping import ROWS, Say, example, trace_graphs
+from qcompile.writers.folder import new_folder, write_json
+
+# Relative L2 of logits, saved against traced. Both round, at other places, and a rounding changes
+# the next ones: a tenth is what bfloat16, or 8 bits of an activation, leave of random tokens after
+# 18 layers. A wrong graph is off by about one.
+_CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.25, torch.float16: 0.1}
+_CLOSE_FAST = 0.25
+
+
+def _say_nothing(what: str) -> None:
+    """Report nothing."""
+
+
+def export(
+    path: str | Path,
+    out: str | Path,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    context: int = 4096,
+    scheme: str = "auto",
+    on_unsupported: Policy = "error",
+    numerics: Numerics = "exact",
+    overwrite: bool = False,
+    progress: Reporting = no_progress,
+    step: Say = _say_nothing,
+) -> Artifact:
+    """Compile a checkpoint's language model and save it, to run later without compiling.
+
+    An artifact holds the packed weights and machine code for prompts and for single tokens. It
+    runs one text at a time on the release of qcompile and torch, and on the kind of processor,
+    that it was made with.
+
+    Args:
+        path: a GGUF file or a checkpoint folder.
+        out: the folder to make.
+        device: where it will run; ``cpu`` alone so far.
+        dtype, scheme, on_unsupported, numerics, progress: as for ``qcompile.load``.
+        context: tokens that a text may have, prompt and answer together; every layer keeps keys
+            and values for as many.
+        overwrite: replace a folder that is not empty.
+        step: called with the name of each part before it begins.
+
+    Returns:
+        the artifact, opened.
+
+    Raises:
+        OptionError: an argument means nothing, or the backend cannot save code.
+        SchemeError, PlanError: as ``qcompile.load``.
+        CaptureError: the model is none of a text, or keeps more than keys and values.
+        LowerError: it could not be compiled.
+        VerifyError: what was saved computes something else than the model.
+    """
+    backend = backend_of(device)[1]
+    if not isinstance(backend, SavesCode):
+        raise OptionError(
+            f"device={device!r}", "its code cannot be saved", "cpu", "use qcompile.load"
+        )
+    _check_context(context)
+    step("loading and packing the weights")
+    model, tokenizer = load(
+        path,
+        device,
+        dtype,
+        scheme=scheme,
+        on_unsupported=on_unsupported,
+        emitter="eager",
+        numerics=numerics,
+        progress=progress,
+    )
+    with new_folder(out, overwrite) as folder:
+        _write(model, tokenizer, folder, context, backend, step)
+    return open_artifact(out)
+
+
+def _check_context(context: object) -> None:
+    if not isinstance(context, int) or isinstance(context, bool) or context < ROWS[1]:
+        raise OptionError(
+            f"context={context!r}",
+            "no number of tokens, or too few",
+            f"{ROWS[1]} or more",
+            "pass the tokens that a text may have",
+        )
+
+
+def _write(
+    model: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    context: int,
+    backend: SavesCode,
+    step: Say,
+) -> None:
+    """Write everything, then hold what was written against the model."""
+    session: Session = model.qcompile  # type: ignore[assignment]
+    step("running the model once")
+    ids, expected, caches = example(model, context)
+    traced = trace_graphs(model, session, ids, caches, step)
+    graphs, tensors = {}, Tensors()
+    for name, graph in traced.items():
+        step(f"compiling {name}, {len(traced)} graphs in all")
+        backend.save_code(graph.module, graph.inputs, folder / f"{name}.so")
+        numbers = {n: tensors.number(value) for n, value in graph.constants.items()}
+        graphs[name] = Graph(graph.names, numbers)
+    step("writing the weights")
+    tensors.write(folder / WEIGHTS)
+    plan = dataclasses.replace(session.plan, emitter="ahead of time")
+    (folder / "plan.txt").write_text(plan.text() + "\n", encoding="utf-8")
+    (folder / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    header = _header(model, session, backend, context, caches, expected.shape[-1])
+    header = dataclasses.replace(header, graphs=graphs, weight_bytes=tensors.nbytes)
+    write_json(folder / HEADER, header.as_json())
+    step("checking what was written")
+    error = _difference(open_artifact(folder), ids, expected)
+    bound = _CLOSE_FAST if session.plan.numerics == "fast" else _CLOSE[session.dtype]
+    if not error < bound:
+        raise VerifyError(
+            type(model).__name__,
+            f"saved and traced logits differ by {error:.1e}, relative L2",
+            f"less than {bound:g}",
+            "use qcompile.load for this model, and report this",
+        )
+    write_json(folder / HEADER, dataclasses.replace(header, error=error).as_json())
+
+
+def _header(
+    model: Any,
+    session: Session,
+    backend: SavesCode,
+    context: int,
+    caches: Sequence[torch.Tensor],
+    vocabulary: int,
+) -> Header:
+    """Everything that is known before something is written."""
+    import qcompile
+
+    plan = session.plan
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return Header(
+        format=FORMAT,
+        qcompile=qcompile.__version__,
+        device=plan.target.kind,
+        target=str(plan.target),
+        code=backend.code_facts(),
+        scheme=plan.scheme,
+        dtype=_name(session.dtype),
+        numerics=plan.numerics,
+        sources=_digests(Path(plan.source)),
+        context=context,
+        rows=ROWS,
+        vocabulary=vocabulary,
+        ends=tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,),
+        caches=tuple(tuple(cache.shape) for cache in caches),
+        cache_dtype=_name(caches[0].dtype),
+        weight_bytes=0,
+        graphs={},
+        error=float("inf"),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _digests(source: Path) -> dict[str, str]:
+    """SHA-256 of a file, or of the files of a folder, by name."""
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    found = {}
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.sha256()
+                while part := file.read(1 << 20):
+                    digest.update(part)
+                found[path.name] = digest.hexdigest()
+    return found
+
+
+def _difference(artifact: Artifact, ids: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest relative L2 difference over a prompt and the steps after it."""
+    first = len(ids) - 2
+    errors = []
+    for begin, end in ((0, first), (first, first + 1), (first + 1, first + 2)):
+        found = artifact.read(ids[begin:end]).float()
+        errors.append(float((found - expected[end - 1]).norm() / expected[end - 1].norm()))
+    return max(errors)
