@@ -20,6 +20,7 @@ from qcompile.artifact_header import WEIGHTS, Graph, Header, read_header
 from qcompile.artifact_weights import read_weights
 from qcompile.backends import SavesCode
 from qcompile.errors import ArtifactError, OptionError, SchemeError
+from qcompile.memory import return_pages
 
 Choose = Callable[[torch.Tensor], int]
 
@@ -74,16 +75,7 @@ class Artifact:
         Raises:
             SchemeError: the checkpoint had none.
         """
-        from qcompile.hf import need_transformers
-
-        if not (self.path / "tokenizer_config.json").is_file():
-            raise SchemeError(
-                str(self.path),
-                "no tokenizer: the checkpoint had none",
-                "tokenizer.json and tokenizer_config.json",
-                "put them into the folder, or pass ids",
-            )
-        return need_transformers("Artifact.tokenizer").AutoTokenizer.from_pretrained(self.path)
+        return load_tokenizer(self.path)
 
     def clear(self) -> None:
         """Begin a new text."""
@@ -225,6 +217,26 @@ class Artifact:
                 "export the model again",
             )
         return {name: weights[number] for name, number in graph.constants.items()}
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in the folder of an artifact; reading a large one takes memory for a while.
+
+    Raises:
+        SchemeError: there is none, because the checkpoint had none.
+    """
+    from qcompile.hf import need_transformers
+
+    if not (folder / "tokenizer_config.json").is_file():
+        raise SchemeError(
+            str(folder),
+            "no tokenizer: the checkpoint had none",
+            "tokenizer.json and tokenizer_config.json",
+            "put them into the folder, or pass ids",
+        )
+    found = need_transformers("Artifact.tokenizer").AutoTokenizer.from_pretrained(folder)
+    return_pages()
+    return found
 
 
 def open_artifact(path: str | Path) -> Artifact:

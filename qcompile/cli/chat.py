@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from qcompile.cli.generate import Loaded, Report, as_json, compile_for, load, stream
+from qcompile.cli.generate import as_json, load, stream
+from qcompile.cli.ready import Ready, Report
 from qcompile.cli.screen import say
 from qcompile.errors import OptionError, QCompileError, SchemeError
 
@@ -59,13 +60,13 @@ def chat(arguments: argparse.Namespace) -> None:
         print(json.dumps({"file": arguments.file, "messages": said, "turns": turns}, indent=2))
 
 
-def _answer(ready: Loaded, said: Messages, question: str, arguments: argparse.Namespace) -> Report:
+def _answer(ready: Ready, said: Messages, question: str, arguments: argparse.Namespace) -> Report:
     """Answer one question and add both to the conversation."""
     first = not any(message["role"] == "user" for message in said)
     said.append({"role": "user", "content": question})
     ids = _tokens(ready.tokenizer, said, str(arguments.file))
-    _check_length(ready.model, ids.shape[1] + arguments.tokens)
-    compiled = compile_for(ready, ids) if first else 0.0
+    _check_length(ready.limit, ids.shape[1] + arguments.tokens)
+    compiled = ready.compile(ids) if first else 0.0
     clock, made = stream(ready, ids, arguments)
     said.append({"role": "assistant", "content": ready.text(made, ids)})
     return ready.report(clock, ids, compiled)
@@ -110,8 +111,7 @@ def _tokens(tokenizer: Any, said: Messages, file: str) -> torch.Tensor:
     return ids
 
 
-def _check_length(model: Any, tokens: int) -> None:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def _check_length(limit: int | None, tokens: int) -> None:
     if limit is not None and tokens > limit:
         raise OptionError(
             "the conversation",

@@ -18,7 +18,7 @@ from qcompile.errors import OptionError
 from qcompile.options import POLICIES
 from qcompile.target import ARCHITECTURES
 
-_FILES = ("file", "files", "text", "html", "against")
+_FILES = ("file", "files", "text", "html", "against", "out")
 
 
 def run_completion(arguments: argparse.Namespace) -> int:

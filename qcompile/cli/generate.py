@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 from tqdm import tqdm
 
 import qcompile
+from qcompile.artifact_header import is_artifact
+from qcompile.cli.ready import Clock, Ready, Report
 from qcompile.cli.screen import say, width
 from qcompile.errors import OptionError, SchemeError, nearest
 
@@ -47,25 +49,6 @@ class Bar:
             self.bar = None
 
 
-@dataclass
-class Clock:
-    """A streamer for ``generate`` that notes when each token came, and prints text if it can."""
-
-    text: Any
-    times: list[float] = field(default_factory=list)
-
-    def put(self, value: torch.Tensor) -> None:
-        """Take the prompt first, then token after token."""
-        self.times.append(time.perf_counter())
-        if self.text is not None:
-            self.text.put(value)
-
-    def end(self) -> None:
-        """Flush the text."""
-        if self.text is not None:
-            self.text.end()
-
-
 def run_generate(arguments: argparse.Namespace) -> int:
     """Continue a prompt with a checkpoint's model, or answer in a conversation."""
     if arguments.chat:
@@ -87,7 +70,7 @@ def generate(path: str | Path, prompt: str, arguments: argparse.Namespace) -> No
     """Load a checkpoint, say what was planned, generate, say how fast."""
     ready = load(path, arguments)
     ids = _tokens(ready.tokenizer, prompt)
-    compiled = compile_for(ready, ids)
+    compiled = ready.compile(ids)
     if not arguments.json:
         print(prompt, end="", flush=True)
     clock, made = stream(ready, ids, arguments)
@@ -112,6 +95,40 @@ class Loaded:
     bar: Bar
     seconds: float
 
+    @property
+    def limit(self) -> int | None:
+        """Tokens that a text may have, where the model says it."""
+        limit: int | None = getattr(
+            self.model.config.get_text_config(), "max_position_embeddings", None
+        )
+        return limit
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What runs it."""
+        plan = self.model.qcompile.plan
+        return {"target": str(plan.target), "emitter": plan.emitter}
+
+    def compile(self, ids: torch.Tensor) -> float:
+        """Trace and compile what a run needs; the seconds it took, without packing."""
+        say("tracing and compiling for {target} ({emitter}) ...".format(**self.facts))
+        packed_before, begin = self.bar.seconds, time.perf_counter()
+        self.run(ids, 3, None)
+        return time.perf_counter() - begin - (self.bar.seconds - packed_before)
+
+    def run(self, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> torch.Tensor:
+        """Continue ids ``[1, T]`` greedily; all ids."""
+        # A static cache has one shape for all steps: one graph less to trace than a growing one.
+        made: torch.Tensor = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            cache_implementation="static",
+            streamer=streamer,
+        )
+        return made
+
     def report(self, clock: Clock, ids: torch.Tensor, compiled: float) -> Report:
         """How long a run took that began with ``ids``."""
         graphs = self.model.qcompile.compiles
@@ -123,15 +140,19 @@ class Loaded:
         return text
 
 
-def load(path: str | Path, arguments: argparse.Namespace) -> Loaded:
-    """Load a checkpoint and say what was planned.
+def load(path: str | Path, arguments: argparse.Namespace) -> Ready:
+    """Load a checkpoint, or open an artifact, and say what was planned.
 
     Raises:
         SchemeError: it has no tokenizer.
     """
-    dtype = dtype_of(arguments.dtype)
     if arguments.tokens < 1:
         raise OptionError("--tokens", str(arguments.tokens), "1 or more", "ask for some tokens")
+    if is_artifact(path):
+        from qcompile.cli.saved import open_saved
+
+        return open_saved(path, arguments)
+    dtype = dtype_of(arguments.dtype)
     bar = Bar()
     begin = time.perf_counter()
     model, tokenizer = qcompile.load(
@@ -158,28 +179,9 @@ def load(path: str | Path, arguments: argparse.Namespace) -> Loaded:
     return Loaded(model, tokenizer, bar, seconds)
 
 
-def compile_for(ready: Loaded, ids: torch.Tensor) -> float:
-    """Trace and compile what a run needs; the seconds it took, without packing."""
-    plan, bar = ready.model.qcompile.plan, ready.bar
-    say(f"tracing and compiling for {plan.target} ({plan.emitter}) ...")
-    packed_before, begin = bar.seconds, time.perf_counter()
-    _run(ready.model, ids, 3, None)
-    return time.perf_counter() - begin - (bar.seconds - packed_before)
-
-
-def as_json(path: str | Path, ready: Loaded, said: dict[str, object], report: Report) -> str:
+def as_json(path: str | Path, ready: Ready, said: dict[str, object], report: Report) -> str:
     """What was said, and what was measured."""
-    plan = ready.model.qcompile.plan
-    facts = {"file": str(path), **said, "target": str(plan.target), "emitter": plan.emitter}
-    return json.dumps(facts | report.facts, indent=2)
-
-
-def peak_memory() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return json.dumps({"file": str(path), **said, **ready.facts, **report.facts}, indent=2)
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:
@@ -209,20 +211,8 @@ def _tokens(tokenizer: Any, prompt: str) -> torch.Tensor:
     return ids
 
 
-def _run(model: Any, ids: torch.Tensor, tokens: int, streamer: Clock | None) -> Any:
-    # A static cache has one shape for all steps: one graph less to trace than a growing one.
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
-        do_sample=False,
-        cache_implementation="static",
-        streamer=streamer,
-    )
-
-
 def stream(
-    ready: Loaded, ids: torch.Tensor, arguments: argparse.Namespace
+    ready: Ready, ids: torch.Tensor, arguments: argparse.Namespace
 ) -> tuple[Clock, torch.Tensor]:
     """Generate, printing text as it comes unless JSON was asked for; times and all ids."""
     from transformers import TextStreamer
@@ -232,57 +222,4 @@ def stream(
         text = TextStreamer(ready.tokenizer, skip_prompt=True, skip_special_tokens=True)
     clock = Clock(text)
     clock.times.append(time.perf_counter())
-    return clock, _run(ready.model, ids, arguments.tokens, clock)
-
-
-@dataclass(frozen=True)
-class Report:
-    """How long each part of a run took.
-
-    Attributes:
-        clock: when each token came.
-        prompt: tokens of the prompt.
-        loaded, packed, compiled: seconds.
-        graphs: graphs that were compiled.
-    """
-
-    clock: Clock
-    prompt: int
-    loaded: float
-    packed: float
-    compiled: float
-    graphs: int
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """What was measured, as values that JSON has."""
-        # times: start, prompt handed over, first token, second token, ...
-        begin, first, last = self.clock.times[0], self.clock.times[2], self.clock.times[-1]
-        more = len(self.clock.times) - 3
-        return {
-            "load_seconds": self.loaded,
-            "pack_seconds": self.packed,
-            "compile_seconds": self.compiled,
-            "graphs": self.graphs,
-            "prompt_tokens": self.prompt,
-            "tokens": more + 1,
-            "prefill_tokens_a_second": self.prompt / (first - begin),
-            "decode_tokens_a_second": more / (last - first) if more else None,
-            "peak_bytes": peak_memory(),
-        }
-
-    @property
-    def text(self) -> str:
-        """The same in four lines."""
-        facts: dict[str, Any] = self.facts
-        rate = facts["decode_tokens_a_second"]
-        decode = "one token only" if rate is None else f"{rate:.1f} tokens/s"
-        return "\n".join(
-            [
-                f"load     {self.loaded:.2f} s, packing {self.packed:.2f} s,"
-                f" compiling {self.compiled:.1f} s ({self.graphs} graphs)",
-                f"prefill  {facts['prefill_tokens_a_second']:.1f} tokens/s ({self.prompt} tokens)",
-                f"decode   {decode} ({facts['tokens']} tokens)",
-                f"memory   {facts['peak_bytes'] / 2**20:.0f} MiB at the peak",
-            ]
-        )
+    return clock, ready.run(ids, arguments.tokens, clock)

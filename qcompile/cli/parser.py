@@ -36,7 +36,7 @@ def parser() -> Parser:
     )
     made.add_argument("--version", action="version", version=_version())
     commands = made.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_demo, _generate, _plan, _inspect, _eval, add_bench, _doctor, _completion):
+    for add in (_demo, _generate, _export, _plan, _inspect, _eval, add_bench, _doctor, _completion):
         add(commands)
     return made
 
@@ -62,6 +62,7 @@ def _generate(commands: Commands) -> None:
     examples = """
         qcompile generate model.gguf --prompt "The sea is"
         qcompile generate folder --prompt "The sea is" --dtype bfloat16 --tokens 200
+        qcompile generate saved --prompt "The sea is"
         qcompile generate model.gguf --prompt "The sea is" --device npu:910b --emulate
         qcompile generate model.gguf --prompt "The sea is" --json > run.json
         qcompile generate model.gguf --chat --system "Answer briefly."
@@ -69,7 +70,7 @@ def _generate(commands: Commands) -> None:
     """
     about = "continue a prompt, or answer in a conversation"
     command = _command(commands, "generate", about, examples, Lazy("generate", "run_generate"))
-    command.add_argument("file", help=_FILE)
+    command.add_argument("file", help=f"{_FILE}, or what export made")
     command.add_argument("--prompt", help="text to continue; with --chat, one question")
     command.add_argument(
         "--chat",
@@ -78,6 +79,26 @@ def _generate(commands: Commands) -> None:
     )
     command.add_argument("--system", metavar="TEXT", help="what a conversation begins with")
     _generation(command)
+
+
+def _export(commands: Commands) -> None:
+    examples = """
+        qcompile export model.gguf saved
+        qcompile export model.gguf saved --dtype bfloat16 --numerics fast
+        qcompile export folder saved --context 2048 --json
+    """
+    about = "compile ahead of time, and save what runs without compiling"
+    command = _command(commands, "export", about, examples, Lazy("export", "run_export"))
+    command.add_argument("file", help=_FILE)
+    command.add_argument("out", help="the folder to make")
+    command.add_argument("--device", default="cpu", metavar="TARGET", help="cpu alone so far")
+    _compiling(command)
+    command.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16")
+    command.add_argument(
+        "--context", type=int, default=4096, metavar="N", help="tokens of a text at most (4096)"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
+    command.add_argument("--json", action="store_true", help="print what was made as JSON")
 
 
 def _generation(command: Parser) -> None:
@@ -94,13 +115,17 @@ def _where(command: Parser) -> None:
     command.add_argument(
         "--device", default="cpu", metavar="TARGET", help="cpu, cuda:sm90, npu:910b, ..."
     )
+    _compiling(command)
+    command.add_argument(
+        "--emulate", action="store_true", help="run the device's operators on this CPU"
+    )
+
+
+def _compiling(command: Parser) -> None:
     command.add_argument("--scheme", default="auto", metavar="NAME", help="the checkpoint's scheme")
     command.add_argument("--on-unsupported", default="error", metavar="POLICY", help=_POLICIES)
     command.add_argument(
         "--numerics", default="exact", metavar="NAME", help="exact, or fast: int8 activations"
-    )
-    command.add_argument(
-        "--emulate", action="store_true", help="run the device's operators on this CPU"
     )
 
 
