@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from qcompile.bench.machine import machine
 from qcompile.bench.model_process import BenchError, Process, started
-from qcompile.bench.peers import Contender, Missing, own_contender, peers, reference
+from qcompile.bench.peers import Contender, Missing, own_contenders, peers, reference
 
 _WARM = 2  # runs before the first round: the second still compiles where shapes became symbols
 
@@ -49,6 +49,7 @@ class Options:
         threads: of each contender.
         compared: tokens of text on which outputs are compared; 0 leaves the comparison out.
         urgent: measure with real-time priority (Linux, needs the right to).
+        exported: measure the model as ``qcompile export`` saves it, too.
     """
 
     file: str
@@ -63,6 +64,7 @@ class Options:
     threads: int = 1
     compared: int = 128
     urgent: bool = False
+    exported: bool = False
 
     @property
     def sizes(self) -> list[Size]:
@@ -105,7 +107,7 @@ Step = Callable[[str], object]
 
 def steps(options: Options) -> int:
     """How often ``measure`` reports at most."""
-    contenders = 1 + len(options.against)
+    contenders = 1 + options.exported + len(options.against)
     parts = 2 + len(options.sizes) * (1 + options.rounds)
     return contenders * parts + (1 if options.compared else 0)
 
@@ -122,12 +124,12 @@ def measure(options: Options, step: Step = lambda what: None) -> Report:
     """
     chosen = peers(options.against, options.file, options.device)
     missing = [found for found in chosen if isinstance(found, Missing)]
-    own = own_contender(options.dtype, options.numerics)
+    own = own_contenders(options.dtype, options.numerics, options.exported)
     date = datetime.date.today().isoformat()
     report = Report(options, machine(), date, [], missing)
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         runs = []
-        for contender in (own, *(c for c in chosen if isinstance(c, Contender))):
+        for contender in (*own, *(c for c in chosen if isinstance(c, Contender))):
             process = stack.enter_context(started(contender, options.threads))
             runs.append(_Run(process, Figures(contender.name, contender.note)))
         _measure(runs, report, folder, step)
@@ -176,7 +178,7 @@ def _each(
         try:
             do(run)
         except BenchError as error:
-            if run.figures.name == "qcompile":
+            if run.process.contender.own:
                 raise
             report.missing.append(Missing(run.figures.name, str(error)))
             runs.remove(run)
@@ -222,7 +224,7 @@ def _load(run: _Run, options: Options) -> None:
         )
     figures.load, figures.imports = facts["seconds"], facts["import_seconds"]
     figures.weights, figures.versions = facts["weights"], facts["versions"]
-    figures.baseline = facts["baseline"]
+    figures.baseline, figures.compile = facts["baseline"], facts.get("compile_seconds", 0.0)
 
 
 def _warm(run: _Run, ids: list[list[int]], tokens: int) -> None:
@@ -277,7 +279,7 @@ def _compare(runs: list[_Run], report: Report, ids: list[int], folder: Path) -> 
 
 def ratios(own: Figures, peer: Figures, size: Size) -> tuple[float, float] | None:
     """How many times as fast ours is, prefill and decode: medians over rounds of their ratios."""
-    if size not in peer.prefill:
+    if size not in own.prefill or size not in peer.prefill:
         return None
     pairs = ((own.prefill, peer.prefill), (own.decode, peer.decode))
     prefill, decode = (

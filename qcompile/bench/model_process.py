@@ -78,11 +78,12 @@ class Process:
         self.errors.close()
 
     def _failure(self, do: str, found: str, reasons: tuple[str, ...]) -> BenchError:
+        without = "" if self.contender.own else "leave it out of --against, or "
         return BenchError(
             f"{self.contender.name}, {do}",
             found,
             "an answer from its process",
-            "leave it out of --against, or mend what it names",
+            f"{without}mend what it names",
             reasons=reasons,
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qcompile.bench.model import Figures, Options, Report, ratios
+from qcompile.bench.peers import EXPORTED
 from qcompile.bench.tables import aligned, heading, piped, spread, urgent
 
 _HEAD = (
@@ -23,15 +24,24 @@ _HEAD = (
     "(min to max)",
     "decode tok/s",
     "(min to max)",
-    "ours is",
 )
+_RATIOS = ("ours is", "exported is")
 _COSTS = ("", "load s", "compile s", "weights MB", "peak MB", "imports MB", "top-1", "mean KL")
 
 
 def text(report: Report) -> str:
     """The tables for a terminal, in at most 100 columns."""
-    lines = [*aligned(_speeds(report)), "", *aligned(_costs(report))]
+    lines = [*_shown(report), "", *aligned(_costs(report))]
     return "\n".join([*lines, *(f"\n{name}: {why}" for name, why in _absent(report))])
+
+
+def _shown(report: Report) -> list[str]:
+    """The speeds; with ratios of the exported model all ratios make a table of their own."""
+    rows, width = _speeds(report), len(_HEAD)
+    if len(rows[0]) == width + 1:
+        return aligned(rows)
+    ratios_only = [(*row[:3], *row[width:]) for row in rows if any(row[width:])]
+    return [*aligned([row[:width] for row in rows]), "", *aligned(ratios_only)]
 
 
 def markdown(report: Report) -> str:
@@ -51,9 +61,10 @@ def markdown(report: Report) -> str:
 
 
 _NOTES = """Load is from the call to packed weights, without imports (whose resident memory is the
-column *imports*); compile is what the first runs took longer than later ones. Peak is the process's
-largest resident set before outputs were compared. Top-1 is the share of positions of a fixed text
-where the likeliest token is that of the float32 model, KL the mean divergence from it."""
+column *imports*); compile is what the first runs took longer than later ones, and what an export
+took, which is a process of its own. Peak is the process's largest resident set before outputs were
+compared. Top-1 is the share of positions of a fixed text where the likeliest token is that of the
+float32 model, KL the mean divergence from it."""
 
 
 def record(report: Report) -> dict[str, Any]:
@@ -94,28 +105,41 @@ def command(options: Options) -> str:
         "threads": options.threads,
         "compared": options.compared,
     }
+    exported = " --exported" if options.exported else ""
     words = (f"--{name} {value}" for name, value in given.items())
     given_file = shlex.quote(options.file)
-    return f"qcompile bench model {given_file} {' '.join(words)}{urgent(options)}"
+    return f"qcompile bench model {given_file} {' '.join(words)}{exported}{urgent(options)}"
 
 
 # **** rows ****
 
 
 def _speeds(report: Report) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [_HEAD]
+    owns = _owns(report)
+    rows: list[Sequence[str]] = [(*_HEAD, *_RATIOS[: len(owns)])]
     for size in report.options.sizes:
         for figures in report.contenders:
             place = (figures.name, str(size.prompt), str(size.batch))
             if size not in figures.prefill:
-                rows.append((*place, *["-"] * 4, "not measured"))
+                rows.append((*place, *["-"] * 4, "not measured", *[""] * (len(owns) - 1)))
                 continue
-            found = ratios(report.contenders[0], figures, size)
-            own = figures is report.contenders[0]
-            factor = "" if own or found is None else f"{found[0]:.2f}x, {found[1]:.2f}x"
+            # The exported model beside the compiled one, and not the other way round as well.
+            factors = (
+                "" if figures in owns[at:] else _factor(ratios(own, figures, size))
+                for at, own in enumerate(owns)
+            )
             cells = (*spread(figures.prefill[size]), *spread(figures.decode[size]))
-            rows.append((*place, *cells, factor))
+            rows.append((*place, *cells, *factors))
     return rows
+
+
+def _owns(report: Report) -> list[Figures]:
+    """The compiled model, and the exported one where it was measured."""
+    return [report.contenders[0], *(f for f in report.contenders if f.name == EXPORTED)]
+
+
+def _factor(found: tuple[float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.2f}x, {found[1]:.2f}x"
 
 
 def _costs(report: Report) -> list[Sequence[str]]:

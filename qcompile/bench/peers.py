@@ -7,6 +7,7 @@ imported in this process.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PEERS = ("llama.cpp", "transformers", "torchao-int4", "torchao-int8", "gptqmodel
 INTERPRETER = "QCOMPILE_LLAMA_CPP_PYTHON"
 PACKAGES = "QCOMPILE_PEERS_PYTHON"
 GPTQMODEL = "QCOMPILE_GPTQMODEL_PYTHON"
+EXPORTED = "qcompile, exported"
 _GROUPS = {"torchao": ("torchao-int4", "torchao-int8")}  # one name for both
 WORKERS = Path(__file__).parent / "workers"
 
@@ -33,12 +35,14 @@ class Contender:
         command: starts its worker, which speaks as ``qcompile.bench.model_worker`` says.
         batches: whether it runs several sequences at once.
         note: what it does with weights and activations.
+        own: whether it is this package, whose failure is nobody's absence.
     """
 
     name: str
     command: tuple[str, ...]
     batches: bool
     note: str
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,15 @@ class Missing:
     reason: str
 
 
-def own_contender(dtype: str, numerics: str) -> Contender:
-    """The compiled model itself."""
-    return _worker("qcompile", "qcompile", f"{dtype} activations, numerics {numerics}")
+def own_contenders(dtype: str, numerics: str, exported: bool) -> list[Contender]:
+    """The compiled model itself, and the same as it is saved where that is asked for."""
+    note = f"{dtype} activations, numerics {numerics}"
+    compiled = dataclasses.replace(_worker("qcompile", "qcompile", note), own=True)
+    if not exported:
+        return [compiled]
+    command = (sys.executable, "-m", "qcompile.bench.exported_worker")
+    note += "; compiled ahead of time, ids only: no tokenizer in memory"
+    return [compiled, Contender(EXPORTED, command, False, note, own=True)]
 
 
 def reference() -> Contender:

@@ -88,6 +88,7 @@ def _model(settings: Settings, title: str, file: str, tokens: int) -> Measured:
         threads=cores(),
         compared=0 if quick else 128,
         urgent=settings.urgent,
+        exported=not quick,
     )
     with bar(steps(options)) as step:
         found = measure(options, step)

@@ -16,6 +16,7 @@ from qcompile.cli.bench_options import (
     bar,
     check_numerics,
     check_places,
+    check_saves_code,
     need,
     numbers,
     refuse,
@@ -73,9 +74,12 @@ def _model_options(arguments: argparse.Namespace) -> model.Options:
         threads=at_least(arguments.threads, cores(), 1, "--threads"),
         compared=at_least(arguments.compared, compared, 0, "--compared"),
         urgent=allowed_urgency(arguments),
+        exported=arguments.exported,
     )
     dtype_of(given.dtype)
     need(given.file)
+    if given.exported:
+        check_saves_code(given.device)
     return given
 
 

@@ -84,6 +84,17 @@ def need(file: str) -> str:
     return file
 
 
+def check_saves_code(device: str) -> None:
+    """Raise OptionError for a device whose code cannot be saved."""
+    from qcompile.backends import SavesCode
+    from qcompile.prepare import backend_of
+
+    if not isinstance(backend_of(device)[1], SavesCode):
+        raise OptionError(
+            "--exported", f"code for {device} cannot be saved", "--device cpu", "leave it out"
+        )
+
+
 def check_numerics(name: str) -> str:
     """The name, if it is one of numerics."""
     if name not in NUMERICS:

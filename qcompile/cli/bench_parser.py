@@ -30,7 +30,7 @@ def add_bench(commands: Commands) -> None:
 def _model(commands: Commands) -> None:
     examples = """
         qcompile bench model model.gguf
-        qcompile bench model model.gguf --quick --against none
+        qcompile bench model model.gguf --quick --against none --exported
         qcompile bench model model.gguf --against llama.cpp --numerics fast --markdown table.md
         qcompile bench model folder --against transformers --batch 1,4 --json run.json --plots .
     """
@@ -58,6 +58,9 @@ def _model(commands: Commands) -> None:
     )
     made.add_argument("--dtype", default="float32", metavar="DTYPE", help="of our activations")
     made.add_argument("--numerics", default="exact", metavar="NAME", help=_EXACT_OR_FAST)
+    made.add_argument(
+        "--exported", action="store_true", help="also measure the model as qcompile export saves it"
+    )
     _common(made, "fewer and shorter rounds, llama.cpp alone", "throughput by batch and length")
 
 
