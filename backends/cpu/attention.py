@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from qcompile.backends.cpu.panel import library
 from qcompile.program import Program
+from qcompile.sizes import known_true
 
 _NAMES = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -92,7 +92,7 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     base, before, after = place.args[0], _value(place.args[0]), _value(node)
     if before is None or after is None or before.dim() != 4 or after.dim() != 4:
         return node
-    kept = all(statically_known_true(before.shape[i] == after.shape[i]) for i in (0, 2, 3))
+    kept = all(known_true(before.shape[i] == after.shape[i]) for i in (0, 2, 3))
     return base if kept else node  # type: ignore[return-value]
 
 
@@ -133,7 +133,7 @@ def _fits(node: fx.Node) -> bool:
         return False
     columns = (values[0].shape[-1], values[2].shape[-1])
     # Symbols too: a cache's columns are one until something pins it.
-    if not all(statically_known_true(size > 0 and size % _LANES == 0) for size in columns):
+    if not all(known_true(size > 0 and size % _LANES == 0) for size in columns):
         return False
     if not isinstance(dropout, (int, float)) or dropout or not isinstance(causal, bool):
         return False
@@ -142,12 +142,11 @@ def _fits(node: fx.Node) -> bool:
 
 def _share(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether heads share keys and values as the op has it; torch lets each of them be repeated."""
-    groups = all(map(statically_known_true, (k.shape[1] > 0, k.shape[1] == v.shape[1])))
+    groups = all(map(known_true, (k.shape[1] > 0, k.shape[1] == v.shape[1])))
     batches = all(
-        statically_known_true(x.shape[0] == q.shape[0]) or statically_known_true(x.shape[0] == 1)
-        for x in (k, v)
+        known_true(x.shape[0] == q.shape[0]) or known_true(x.shape[0] == 1) for x in (k, v)
     )
-    return groups and batches and statically_known_true(q.shape[1] % k.shape[1] == 0)
+    return groups and batches and known_true(q.shape[1] % k.shape[1] == 0)
 
 
 def _is_mask(mask: object) -> bool:

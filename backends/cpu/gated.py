@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.nn import functional
 
 from qcompile.backends.cpu.panel import library
 from qcompile.backends.cpu.siblings import is_constant
 from qcompile.program import Program
+from qcompile.sizes import is_number
 from qcompile.writes import may_write
 
 # function(x @ w0.T + b0) * (x @ w1.T + b1); parts, biases and shapes as in panel_linears.
@@ -104,7 +104,7 @@ def _is_product(node: object) -> bool:
 def has_few_rows(node: Any) -> bool:
     """Whether a node is known to have so few rows that memory sets a product's pace."""
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or not all(map(is_concrete_int, value.shape)):
+    if not isinstance(value, torch.Tensor) or not all(map(is_number, value.shape)):
         return False
     return bool(math.prod(value.shape[:-1]) <= _FEW)
 

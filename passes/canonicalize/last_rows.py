@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from qcompile.passes.canonicalize.linear import LINEAR
 from qcompile.program import Program
+from qcompile.sizes import is_number, known_true
 from qcompile.writes import may_write
 
 _EVERY = slice(None)
@@ -92,17 +93,10 @@ def _keeps_fewer(node: fx.Node) -> bool:
     cut = isinstance(index[1], slice) and index[1] != _EVERY and index[1].step is None
     if not whole or not cut or before.dim() != 3 or after.dim() != 3:
         return False
-    # Imported here: it takes sympy, which a plan does not need.
-    from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
-
     numbers = [given.meta.get("example_value") for given in node.all_input_nodes[1:]]
-    if not all(
-        isinstance(number, (int, torch.SymInt)) and is_concrete_int(number) for number in numbers
-    ):
+    if not all(isinstance(number, (int, torch.SymInt)) and is_number(number) for number in numbers):
         return False
-    return is_concrete_int(after.shape[1]) and not statically_known_true(
-        before.shape[1] == after.shape[1]
-    )
+    return is_number(after.shape[1]) and not known_true(before.shape[1] == after.shape[1])
 
 
 def _by_rows(cut: fx.Node) -> list[fx.Node]:
@@ -135,13 +129,11 @@ def _is_by_rows(node: fx.Node, cut: fx.Node) -> bool:
 
 def _has_rows(node: Any, cut: fx.Node) -> bool:
     """Whether a node is ``[B, S, ...]`` as what is cut."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
     value = _value(node)
     if value is None or value.dim() != 3:
         return False
     before = _value(cut.args[0])
-    return all(statically_known_true(value.shape[i] == before.shape[i]) for i in (0, 1))
+    return all(known_true(value.shape[i] == before.shape[i]) for i in (0, 1))
 
 
 def _value(node: Any) -> Any:
