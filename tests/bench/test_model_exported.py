@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from qcompile.backends.cpu.probe import find_compiler
-from qcompile.bench import model_table
+from qcompile.bench import model, model_table
 from qcompile.bench.exported_worker import Worker
 from qcompile.bench.model import Figures, Options, Report, Size, _each, _load, _Run, measure, steps
 from qcompile.bench.model_plots import write
 from qcompile.bench.model_process import BenchError, started
 from qcompile.bench.peers import EXPORTED, own_contenders
+from qcompile.bench.report_sections import SECTIONS, Settings
 from qcompile.bench.synthetic import Shape
 from qcompile.bench.synthetic import write as write_synthetic
 from qcompile.cli import main
@@ -134,6 +135,21 @@ def test_measure(tmp_path: Path) -> None:
     assert exported.kl < 1e-8
     assert "transformers" not in exported.versions
     assert len(seen) == steps(options)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_report_measures_it_unless_quick(monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    seen: list[Options] = []
+
+    def keep(options: Options, step: object) -> Report:
+        seen.append(options)
+        return report()
+
+    monkeypatch.setattr(model, "measure", keep)
+    settings = Settings(quick, urgent=False, gemma="model.gguf", large="large.gguf", folder="")
+    for name in ("model", "large model"):
+        SECTIONS[name](settings)
+    assert [options.exported for options in seen] == [not quick] * 2
 
 
 def test_a_device_whose_code_cannot_be_saved(
