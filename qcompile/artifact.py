@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qcompile import backends
-from qcompile.artifact_header import WEIGHTS, Graph, Header, read_header
-from qcompile.artifact_weights import read_weights
-from qcompile.backends import SavesCode
-from qcompile.errors import ArtifactError, OptionError, SchemeError
+from qcompile.artifact_code import load_runs
+from qcompile.artifact_header import Header, read_header
+from qcompile.errors import OptionError, SchemeError
 from qcompile.memory import return_pages
 
 Choose = Callable[[torch.Tensor], int]
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 def greedy(logits: torch.Tensor) -> int:
@@ -49,19 +48,13 @@ class Artifact:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().resolve()
         self.header: Header = read_header(self.path)
-        backend = backends.load(self.header.device)
-        if not isinstance(backend, SavesCode):
-            raise self._unfit(f"it was made for {self.header.device}", "a device that runs code")
-        self._check_facts(backend)
-        weights = read_weights(self.path / WEIGHTS, self.header.weight_bytes)
-        runs = {}
-        for name, graph in self.header.graphs.items():
-            constants = self._constants(graph, weights)
-            runs[name] = backend.load_code(self.path / f"{name}.so", constants)
-        self._runs = runs
+        self._runs = load_runs(self.path, self.header)
         dtype = getattr(torch, self.header.cache_dtype)
-        self._caches = [torch.zeros(shape, dtype=dtype) for shape in self.header.caches]
-        self._lock = threading.Lock()
+        shapes = self.header.caches
+        self._caches = [torch.zeros(shape, dtype=dtype, device="cpu") for shape in shapes]
+        # Again by the same thread: ``choose`` may ask for what it likes.
+        self._lock = threading.RLock()
+        self._texts, self._last = 0, torch.zeros(1, device="cpu")
         self.length = 0
 
     def __repr__(self) -> str:
@@ -79,13 +72,21 @@ class Artifact:
 
     def clear(self) -> None:
         """Begin a new text."""
-        self.length = 0
+        with self._lock:
+            if self._last.isnan().any():
+                # The keys and values of an earlier text have no weight in a later one, but a NaN
+                # times nothing is a NaN.
+                for cache in self._caches:
+                    cache.zero_()
+                self._last = torch.zeros(1, device="cpu")
+            self._texts += 1
+            self.length = 0
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """Read tokens after those that were read before.
 
         Args:
-            ids: int64 ``[T]``, one or more.
+            ids: int64 ``[T]`` or ``[1, T]``, one or more.
 
         Returns:
             logits ``[V]`` of the token after them, in the artifact's dtype.
@@ -95,9 +96,10 @@ class Artifact:
         """
         ids = self._checked(ids)
         with self._lock, torch.inference_mode():
+            self._check_room(self.length + len(ids))
             for part in self._parts(ids):
-                logits = self._run(part)
-        return logits
+                self._last = self._run(part)
+            return self._last
 
     def generate(
         self,
@@ -107,7 +109,7 @@ class Artifact:
         choose: Choose = greedy,
         ends: bool = True,
     ) -> torch.Tensor:
-        """Continue a text from its beginning.
+        """Continue a text from its beginning; threads that ask at once are served in turn.
 
         Args:
             ids: int64 ``[T]`` or ``[1, T]``, one or more.
@@ -121,9 +123,9 @@ class Artifact:
         Raises:
             OptionError: as ``read``; it is asked before anything is read whether all will fit.
         """
-        given = ids.reshape(-1) if ids.dim() == 2 and ids.shape[0] == 1 else ids
-        more = list(self.stream(given, max_new_tokens, choose=choose, ends=ends))
-        return torch.cat([given.to(torch.int64), torch.tensor(more, dtype=torch.int64)])
+        with self._lock:
+            more = list(self.stream(ids, max_new_tokens, choose=choose, ends=ends))
+        return torch.cat([self._checked(ids), torch.tensor(more, device="cpu")])
 
     def stream(
         self,
@@ -133,23 +135,43 @@ class Artifact:
         choose: Choose = greedy,
         ends: bool = True,
     ) -> Iterator[int]:
-        """The ids that ``generate`` adds, one by one; the arguments are the same."""
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        """The ids that ``generate`` adds, one by one; the arguments are the same.
+
+        Raises:
+            OptionError: as ``generate``; while it runs, that another text was begun meanwhile.
+        """
+        if not _is_count(max_new_tokens):
             raise OptionError(
                 f"max_new_tokens={max_new_tokens!r}", "no number of tokens", "1 or more", "pass one"
             )
-        self.clear()
         ids = self._checked(ids)
         self._check_room(len(ids) + max_new_tokens - 1)  # the last one is not read
-        stops = frozenset(self.header.ends) if ends else frozenset()
-        for number in range(max_new_tokens):
-            found = choose(self.read(ids))
-            yield found
-            if found in stops or number + 1 == max_new_tokens:
-                return
-            ids = torch.tensor([found])
+        return self._more(ids, max_new_tokens, choose, self.header.ends if ends else ())
 
     # **** parts of the above ****
+
+    def _more(
+        self, ids: torch.Tensor, count: int, choose: Choose, ends: Collection[int]
+    ) -> Iterator[int]:
+        with self._lock:
+            self.clear()
+            place = self._texts, 0
+        for number in range(count):
+            with self._lock:
+                if place != (self._texts, self.length):
+                    raise OptionError(
+                        "the text of a stream",
+                        "another text was begun, or more was read, before it ended",
+                        "one text at a time",
+                        "take all of it first, or open the artifact once more",
+                    )
+                logits = self.read(ids)
+                place = self._texts, self.length
+            found = int(choose(logits))
+            yield found
+            if found in ends or number + 1 == count:
+                return
+            ids = torch.tensor([found], device="cpu")
 
     def _parts(self, ids: torch.Tensor) -> Iterator[torch.Tensor]:
         """The ids in runs that the code of prompts takes, and singles."""
@@ -161,7 +183,7 @@ class Artifact:
 
     def _run(self, ids: torch.Tensor) -> torch.Tensor:
         name = "step" if len(ids) == 1 else "prompt"
-        positions = torch.arange(self.length, self.length + len(ids))
+        positions = torch.arange(self.length, self.length + len(ids), device="cpu")
         given = {"ids": ids[None], "positions": positions}
         inputs = [
             given[place] if place in given else self._caches[int(place)]
@@ -172,10 +194,14 @@ class Artifact:
         return logits[0, -1]
 
     def _checked(self, ids: torch.Tensor) -> torch.Tensor:
-        good = isinstance(ids, torch.Tensor) and ids.dim() == 1 and len(ids) > 0
-        if not good or ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
+        """Ids as int64 ``[T]``, one after the other in memory: code takes that for granted."""
+        good = isinstance(ids, torch.Tensor) and ids.dtype in _INTEGERS and not ids.is_meta
+        if not good or ids.dim() not in (1, 2) or ids.numel() != ids.shape[-1] or not len(ids):
             found = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, torch.Tensor) else repr(ids)
-            raise OptionError("ids", found, "int64 [T] with T of 1 or more", "pass such a tensor")
+            raise OptionError(
+                "ids", found, "int64 [T] or [1, T], T of 1 or more", "pass such a tensor"
+            )
+        ids = ids.reshape(-1).to(device="cpu", dtype=torch.int64).contiguous()
         low, high = (int(end) for end in torch.aminmax(ids))
         if low < 0 or high >= self.header.vocabulary:
             raise OptionError(
@@ -184,8 +210,7 @@ class Artifact:
                 f"0 to {self.header.vocabulary - 1}, the model's vocabulary",
                 "use the artifact's own tokenizer",
             )
-        self._check_room(self.length + len(ids))
-        return ids.to(device="cpu", dtype=torch.int64)
+        return ids
 
     def _check_room(self, tokens: int) -> None:
         if tokens > self.header.context:
@@ -195,28 +220,6 @@ class Artifact:
                 f"{self.header.context} at most, for which {self.path.name} was exported",
                 "pass fewer, or export with a larger context",
             )
-
-    def _check_facts(self, backend: SavesCode) -> None:
-        import qcompile
-
-        here = {"qcompile": qcompile.__version__, **backend.code_facts()}
-        for name, found in {"qcompile": self.header.qcompile, **self.header.code}.items():
-            if here.get(name) != found:
-                raise self._unfit(f"made for {name} {found}", f"{name} {here.get(name)}, used here")
-
-    def _unfit(self, found: str, needed: str) -> ArtifactError:
-        return ArtifactError(str(self.path), found, needed, "export the model again, on this one")
-
-    def _constants(self, graph: Graph, weights: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-        absent = [n for n, number in graph.constants.items() if number not in weights]
-        if absent:
-            raise ArtifactError(
-                str(self.path / WEIGHTS),
-                f"no tensor for {absent[0]}",
-                "the file as it was written",
-                "export the model again",
-            )
-        return {name: weights[number] for name, number in graph.constants.items()}
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -237,6 +240,10 @@ def load_tokenizer(folder: Path) -> Any:
     found = need_transformers("Artifact.tokenizer").AutoTokenizer.from_pretrained(folder)
     return_pages()
     return found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def open_artifact(path: str | Path) -> Artifact:

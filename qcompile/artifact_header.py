@@ -12,11 +12,14 @@ Always holds: a header of another format, or one with a missing or odd entry, is
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qcompile.errors import ArtifactError
 
@@ -31,10 +34,12 @@ class Graph:
     Attributes:
         inputs: ``ids``, ``positions`` or the number of a cache, in the order the code takes them.
         constants: number of the tensor in the weights' file by the code's own name for it.
+        digest: SHA-256 of the code's file.
     """
 
     inputs: tuple[str, ...]
     constants: Mapping[str, int]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Header:
 
     Attributes:
         format: of this record.
+        mark: a name that no other artifact has; the weights' file has it too.
         qcompile: version that wrote it.
         device, target: where it runs.
         code: what its code depends on, in the backend's words.
@@ -60,6 +66,7 @@ class Header:
     """
 
     format: int
+    mark: str
     qcompile: str
     device: str
     target: str
@@ -97,35 +104,83 @@ def read_header(folder: Path) -> Header:
     path = folder / HEADER
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             str(folder), f"no {HEADER}", "the folder of an artifact", "make one: qcompile export"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, f"it cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise _damaged(path, f"format {found!r}", f"format {FORMAT}")
     try:
         return _header(content)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"an entry is missing or odd: {error}") from None
 
 
 def _header(content: dict[str, Any]) -> Header:
-    graphs = {
-        name: Graph(tuple(graph["inputs"]), {k: int(v) for k, v in graph["constants"].items()})
-        for name, graph in content["graphs"].items()
-    }
-    few, many = content["rows"]
+    graphs = {name: _graph(content["graphs"][name]) for name in ("prompt", "step")}
+    few, many = map(_count, content["rows"])
     given = {
         **content,
-        "graphs": {name: graphs[name] for name in ("prompt", "step")},
-        "caches": tuple(tuple(map(int, shape)) for shape in content["caches"]),
-        "rows": (int(few), int(many)),
-        "ends": tuple(map(int, content["ends"])),
+        "graphs": graphs,
+        "caches": tuple(tuple(map(_count, shape)) for shape in content["caches"]),
+        "rows": (few, many),
+        "ends": tuple(map(_count, content["ends"])),
     }
-    return Header(**given)
+    header = Header(**given)
+    _check(header)
+    return header
+
+
+def _graph(content: dict[str, Any]) -> Graph:
+    numbers = {_text(name): _count(number) for name, number in content["constants"].items()}
+    return Graph(tuple(map(_text, content["inputs"])), numbers, _text(content["digest"]))
+
+
+def _check(header: Header) -> None:
+    """Raise ValueError for an entry that means nothing."""
+    for name in ("mark", "qcompile", "device", "target", "scheme", "dtype", "numerics"):
+        _text(getattr(header, name))
+    for name in ("code", "sources"):
+        for key, value in getattr(header, name).items():
+            _text(key), _text(value)
+    for name in ("context", "vocabulary", "weight_bytes"):
+        _count(getattr(header, name))
+    dtype = getattr(torch, _text(header.cache_dtype), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"cache_dtype {header.cache_dtype!r}")
+    if not 1 < header.rows[0] <= header.rows[1]:
+        raise ValueError(f"rows {header.rows}")
+    for shape in header.caches:
+        if len(shape) != 4 or shape[0] != 1 or shape[2] != header.context:
+            raise ValueError(f"a cache of {shape} for a context of {header.context}")
+    places = {"ids", "positions", *map(str, range(len(header.caches)))}
+    for graph in header.graphs.values():
+        if not places.issuperset(graph.inputs):
+            raise ValueError(f"inputs {', '.join(graph.inputs)}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} in the place of a text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} in the place of a number")
+    return value
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _damaged(path: Path, found: str, needed: str = "the file as it was written") -> ArtifactError:

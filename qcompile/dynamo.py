@@ -75,7 +75,9 @@ def trace(
     """
     own, first = _own_code(function)
     with _settings():
-        return torch.compile(own, backend=compiler, fullgraph=True)(*first, *given)
+        # Not left to dynamo, which makes symbols of sizes that an earlier trace had otherwise.
+        traced = torch.compile(own, backend=compiler, fullgraph=True, dynamic=False)
+        return traced(*first, *given)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ its place; a call that fails leaves nothing behind.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from qcompile.api import load
 from qcompile.artifact import Artifact, open_artifact
-from qcompile.artifact_header import FORMAT, HEADER, WEIGHTS, Graph, Header
+from qcompile.artifact_header import FORMAT, HEADER, WEIGHTS, Graph, Header, digest_of
 from qcompile.artifact_weights import Tensors
 from qcompile.backends import SavesCode
 from qcompile.errors import OptionError, VerifyError
@@ -27,8 +28,8 @@ from qcompile.passes.select import Policy
 from qcompile.prepare import backend_of
 from qcompile.progress import Reporting
 from qcompile.session import Session, no_progress
-from qcompile.stepping import ROWS, Say, example, trace_graphs
-from qcompile.writers.folder import new_folder, write_json
+from qcompile.stepping import ROWS, Say, check_rows, example, trace_graphs
+from qcompile.writers.folder import check_place, new_folder, write_json
 
 # Relative L2 of logits, saved against traced. Both round, at other places, and a rounding changes
 # the next ones: a tenth is what bfloat16, or 8 bits of an activation, leave of random tokens after
@@ -87,6 +88,7 @@ def export(
             f"device={device!r}", "its code cannot be saved", "cpu", "use qcompile.load"
         )
     _check_context(context)
+    _check_places(Path(path), out, overwrite)
     step("loading and packing the weights")
     model, tokenizer = load(
         path,
@@ -99,8 +101,24 @@ def export(
         progress=progress,
     )
     with new_folder(out, overwrite) as folder:
-        _write(model, tokenizer, folder, context, backend, step)
+        checks = _write(model, tokenizer, folder, context, backend, step)
+        del model, tokenizer  # before all is loaded once more
+        step("checking what was written")
+        _check(folder, checks)
     return open_artifact(out)
+
+
+def _check_places(source: Path, out: str | Path, overwrite: bool) -> None:
+    """Raise OptionError now for what ``new_folder`` refuses, and for the checkpoint's own place."""
+    given, place = source.expanduser().resolve(), Path(out).expanduser().resolve()
+    check_place(place, overwrite)
+    if place == given or place in given.parents:
+        raise OptionError(
+            str(place),
+            "it is or holds the checkpoint, and would be replaced",
+            "a folder of its own",
+            "name another place",
+        )
 
 
 def _check_context(context: object) -> None:
@@ -113,6 +131,24 @@ def _check_context(context: object) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Checks:
+    """What the model answers, before it goes.
+
+    Attributes:
+        model: its name.
+        ids, logits: ``[T]`` and ``[T, V]``.
+        bound: the largest difference that counts as none.
+        header: of the artifact, but for the error.
+    """
+
+    model: str
+    ids: torch.Tensor
+    logits: torch.Tensor
+    bound: float
+    header: Header
+
+
 def _write(
     model: nn.Module,
     tokenizer: Any,
@@ -120,8 +156,8 @@ def _write(
     context: int,
     backend: SavesCode,
     step: Say,
-) -> None:
-    """Write everything, then hold what was written against the model."""
+) -> _Checks:
+    """Write everything."""
     session: Session = model.qcompile  # type: ignore[assignment]
     step("running the model once")
     ids, expected, caches = example(model, context)
@@ -129,30 +165,36 @@ def _write(
     graphs, tensors = {}, Tensors()
     for name, graph in traced.items():
         step(f"compiling {name}, {len(traced)} graphs in all")
-        backend.save_code(graph.module, graph.inputs, folder / f"{name}.so")
         numbers = {n: tensors.number(value) for n, value in graph.constants.items()}
-        graphs[name] = Graph(graph.names, numbers)
+        file = folder / f"{name}.so"
+        backend.save_code(graph.module, graph.inputs, file)
+        check_rows(graph, name)
+        graphs[name] = Graph(graph.names, numbers, digest_of(file))
     step("writing the weights")
-    tensors.write(folder / WEIGHTS)
+    header = _header(model, session, backend, context, caches, expected.shape[-1])
+    header = dataclasses.replace(header, graphs=graphs, weight_bytes=tensors.nbytes)
+    tensors.write(folder / WEIGHTS, header.mark)
     plan = dataclasses.replace(session.plan, emitter="ahead of time")
     (folder / "plan.txt").write_text(plan.text() + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    header = _header(model, session, backend, context, caches, expected.shape[-1])
-    header = dataclasses.replace(header, graphs=graphs, weight_bytes=tensors.nbytes)
     write_json(folder / HEADER, header.as_json())
-    step("checking what was written")
-    error = _difference(open_artifact(folder), ids, expected)
     bound = _CLOSE_FAST if session.plan.numerics == "fast" else _CLOSE[session.dtype]
-    if not error < bound:
+    return _Checks(type(model).__name__, ids, expected, bound, header)
+
+
+def _check(folder: Path, checks: _Checks) -> None:
+    """Hold what was written against the model, and note how close it is."""
+    error = _difference(open_artifact(folder), checks.ids, checks.logits)
+    if not error < checks.bound:
         raise VerifyError(
-            type(model).__name__,
+            checks.model,
             f"saved and traced logits differ by {error:.1e}, relative L2",
-            f"less than {bound:g}",
+            f"less than {checks.bound:g}",
             "use qcompile.load for this model, and report this",
         )
-    write_json(folder / HEADER, dataclasses.replace(header, error=error).as_json())
+    write_json(folder / HEADER, dataclasses.replace(checks.header, error=error).as_json())
 
 
 def _header(
@@ -170,6 +212,7 @@ def _header(
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return Header(
         format=FORMAT,
+        mark=uuid.uuid4().hex,
         qcompile=qcompile.__version__,
         device=plan.target.kind,
         target=str(plan.target),
@@ -197,22 +240,14 @@ def _name(dtype: torch.dtype) -> str:
 def _digests(source: Path) -> dict[str, str]:
     """SHA-256 of a file, or of the files of a folder, by name."""
     files = sorted(source.iterdir()) if source.is_dir() else [source]
-    found = {}
-    for path in files:
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.sha256()
-                while part := file.read(1 << 20):
-                    digest.update(part)
-                found[path.name] = digest.hexdigest()
-    return found
+    return {path.name: digest_of(path) for path in files if path.is_file()}
 
 
 def _difference(artifact: Artifact, ids: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest relative L2 difference over a prompt and the steps after it."""
-    first = len(ids) - 2
+    """Largest relative L2 difference; prompts at the beginning and after it, and single tokens."""
+    ends = (ROWS[0], len(ids) - 2, len(ids) - 1, len(ids))
     errors = []
-    for begin, end in ((0, first), (first, first + 1), (first + 1, first + 2)):
+    for begin, end in zip((0, *ends), ends, strict=False):
         found = artifact.read(ids[begin:end]).float()
-        errors.append(float((found - expected[end - 1]).norm() / expected[end - 1].norm()))
-    return max(errors)
+        errors.append((found - expected[end - 1]).norm() / expected[end - 1].norm())
+    return float(torch.stack(errors).max())  # NaN where one of them is

@@ -63,7 +63,7 @@ def _compiled(
     def call(*args: Any, **kwargs: Any) -> Any:
         if forward_ad._current_level >= 0:
             _refuse_tangents(name, (args, kwargs))
-        with _ONE_AT_A_TIME, torch.no_grad(), settings(), _own_errors(name):
+        with _ONE_AT_A_TIME, torch.no_grad(), settings(), own_errors(name):
             result = run(*args, **kwargs)
         if not torch.is_grad_enabled():
             return result
@@ -76,7 +76,7 @@ def _compiled(
 
 
 @contextlib.contextmanager
-def _own_errors(model: str) -> Iterator[None]:
+def own_errors(model: str) -> Iterator[None]:
     """Tell what cannot be traced as our error, and let ours through without dynamo's around it."""
     try:
         yield

@@ -9,15 +9,16 @@ from step to step is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from qcompile.errors import CaptureError
+from qcompile.errors import CaptureError, OptionError
 
+_FIX = "use qcompile.load for this model: it cannot be exported"
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -68,15 +69,7 @@ class Step(nn.Module):
         self.model = model
         # The class's own: an instance may hold a compiled one.
         self._plain: Any = type(model).forward
-        known = inspect.signature(self._plain).parameters
-        if not {"input_ids", "position_ids", "cache"} <= set(known):
-            raise CaptureError(
-                type(model).__name__,
-                f"forward takes {', '.join(known)}",
-                "input_ids, position_ids and a cache",
-                "use qcompile.load for this model",
-            )
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in check_forward(model) else {}
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, caches: list[torch.Tensor]
@@ -98,6 +91,42 @@ class Step(nn.Module):
         return found[:, -1:]
 
 
+def check_forward(model: nn.Module) -> Collection[str]:
+    """The names of what a model's forward takes.
+
+    Raises:
+        CaptureError: it is not that of a language model of transformers.
+    """
+    known = inspect.signature(type(model).forward).parameters
+    if not {"input_ids", "position_ids", "cache"} <= set(known) or not hasattr(model, "config"):
+        raise CaptureError(
+            type(model).__name__,
+            f"forward takes {', '.join(name for name in known if name != 'self')}",
+            "a language model of transformers: input_ids, position_ids and a cache",
+            _FIX,
+        )
+    return known
+
+
+def check_context(model: nn.Module, context: int) -> None:
+    """Raise OptionError for a context in which the keys of a text are not what they were.
+
+    Where ``longrope`` turns from short factors to long ones, all keys of a prompt are turned by the
+    long ones; a prompt that is read in parts, or a text that grows, has keys of both kinds.
+    """
+    config: Any = model.config
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for rope in (parameters, *(v for v in parameters.values() if isinstance(v, Mapping))):
+        limit = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and limit is not None and context > limit:
+            raise OptionError(
+                f"context={context}",
+                f"the rotary embedding of {type(model).__name__} is another one beyond {limit}",
+                f"{limit} or fewer",
+                f"pass context={limit}, or use qcompile.load for longer texts",
+            )
+
+
 def empty_caches(kept: Sequence[object], context: int, model: str) -> list[torch.Tensor]:
     """Caches of a model's layers for a context, as ``Step`` takes them.
 
@@ -112,13 +141,13 @@ def empty_caches(kept: Sequence[object], context: int, model: str) -> list[torch
     caches: list[torch.Tensor] = []
     for number, layer in enumerate(kept):
         pair = [getattr(layer, name, None) for name in ("keys", "values")]
-        other = [k for k, v in vars(layer).items() if _is_state(v) and k not in ("keys", "values")]
+        other = [name for name in _states(layer) if name not in ("keys", "values")]
         if other or not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in pair):
             raise CaptureError(
                 f"{model}, layer {number} of the cache",
                 f"a {type(layer).__name__} with {', '.join(other) or 'no keys and values'}",
                 "keys and values [batch, heads, tokens, columns] and nothing else",
-                "use qcompile.load for this model: it cannot be exported",
+                _FIX,
             )
         for x in pair:
             assert isinstance(x, torch.Tensor)
@@ -126,11 +155,33 @@ def empty_caches(kept: Sequence[object], context: int, model: str) -> list[torch
     return caches
 
 
-def _is_state(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() > 1
+def layers_of(output: Any, model: str) -> Sequence[object]:
+    """The layers of the cache in a model's output.
+
+    Args:
+        output: what the model returned.
+        model: its name, for messages.
+
+    Raises:
+        CaptureError: there is none, or it keeps something beside its layers.
+    """
+    cache = getattr(output, "cache", None)
+    layers: Sequence[object] = getattr(cache, "layers", None) or ()
+    other = list(_states(cache))
+    if not layers or other or not isinstance(getattr(output, "logits", None), torch.Tensor):
+        raise CaptureError(
+            model,
+            f"it keeps {', '.join(other)}" if other else "it returned no keys and values",
+            "a causal language model that keeps them, and nothing else, from token to token",
+            _FIX,
+        )
+    return layers
 
 
-def layers_of(output: Any) -> Sequence[object]:
-    """The layers of the cache in a model's output."""
-    layers: Sequence[object] | None = getattr(getattr(output, "cache", None), "layers", None)
-    return layers or ()
+def _states(owner: object) -> Iterator[str]:
+    """Attributes that are tensors of more than one number, or hold such."""
+    for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
+        parts = value.values() if isinstance(value, Mapping) else value
+        several = parts if isinstance(value, (Mapping, list, tuple, set)) else (value,)
+        if any(isinstance(part, torch.Tensor) and part.numel() > 1 for part in several):
+            yield name

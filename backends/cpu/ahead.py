@@ -20,18 +20,16 @@ import torch
 from torch import fx
 
 from qcompile.backends.cpu.build import load_library
-from qcompile.backends.cpu.probe import variant
+from qcompile.backends.cpu.probe import find_compiler, variant
 from qcompile.backends.cpu.shims import declarations, export_symbols
-from qcompile.errors import LowerError
+from qcompile.errors import ArtifactError, LowerError
 
 
 def code_facts() -> dict[str, str]:
     """What code depends on; the name of the kernels has a digest of all that made them."""
-    return {
-        "torch": torch.__version__,
-        "processor": variant(),
-        "kernels": load_library().stem,
-    }
+    # Which kernels these are depends on the compiler, too.
+    kernels = load_library().stem if find_compiler() else "none, for want of a C++ compiler"
+    return {"torch": torch.__version__, "processor": variant(), "kernels": kernels}
 
 
 def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path: Path) -> None:
@@ -73,7 +71,7 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
     except (RuntimeError, OSError) as failure:
         raise LowerError(
             f"code for {path.name}",
-            f"Inductor failed: {str(failure).splitlines()[0]}",
+            f"Inductor failed: {_first_line(failure)}",
             "a graph that Inductor compiles ahead of time, and a C++ compiler",
             "use qcompile.load for this model",
         ) from failure
@@ -91,13 +89,18 @@ def load_code(
         constants: tensors by the names of the graph's ``get_attr`` nodes; kept, not copied.
 
     Raises:
-        LowerError: the file does not load, or wants other constants.
+        ArtifactError: the file does not load, or wants other constants.
     """
     export_symbols()
-    try:
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
-    except RuntimeError as failure:
-        raise _damaged(path, str(failure).splitlines()[0]) from None
+    with tempfile.TemporaryDirectory() as folder:
+        # A name of its own: the loader knows what it has by name, and would give the code that a
+        # file of this name held before, where an artifact was replaced.
+        link = Path(folder, "code.so")
+        link.symlink_to(path.resolve())
+        try:
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(link), 1)
+        except RuntimeError as failure:
+            raise _damaged(path, _first_line(failure)) from None
     wanted = set(runner.get_constant_names_to_original_fqns().values())
     missing = sorted(wanted - set(constants))
     if missing:
@@ -106,5 +109,9 @@ def load_code(
     return runner.run
 
 
-def _damaged(path: Path, found: str) -> LowerError:
-    return LowerError(str(path), found, "code as it was exported", "export the model again")
+def _first_line(failure: Exception) -> str:
+    return next(iter(str(failure).splitlines()), type(failure).__name__)
+
+
+def _damaged(path: Path, found: str) -> ArtifactError:
+    return ArtifactError(str(path), found, "code as it was exported", "export the model again")

@@ -49,12 +49,12 @@ def new_folder(path: str | Path, overwrite: bool) -> Iterator[Path]:
         OptionError: the place is a file, or a folder that is not empty.
     """
     place = Path(path).expanduser().resolve()
-    _check_place(place, overwrite)
+    check_place(place, overwrite)
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         yield fresh
-        fresh.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
+        fresh.chmod(0o777 & ~umask())  # mkdtemp's folders are for their owner alone
         _take_place(fresh, place)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -81,7 +81,7 @@ def write_shards(folder: Path, units: Sequence[Unit], limit: int) -> None:
         for unit in shard:
             tensors.update(unit.make())
         save_file(tensors, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(0o666 & ~_umask())  # safetensors makes it for its owner alone
+        (folder / name).chmod(0o666 & ~umask())  # safetensors makes it for its owner alone
         places.update(dict.fromkeys(tensors, name))
     if len(shards) > 1:
         total = sum(unit.nbytes for unit in units)
@@ -105,7 +105,8 @@ def _shards(units: Sequence[Unit], limit: int) -> list[list[Unit]]:
     return shards
 
 
-def _check_place(place: Path, overwrite: bool) -> None:
+def check_place(place: Path, overwrite: bool) -> None:
+    """Raise OptionError where ``new_folder`` would."""
     if place.exists() and not place.is_dir():
         raise OptionError(str(place), "is a file", "a folder", "name another place")
     if place.is_dir() and any(place.iterdir()) and not overwrite:
@@ -131,7 +132,8 @@ def _take_place(fresh: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The process's mask of modes, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -33,6 +33,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+READABLE = frozenset(_DTYPES.values())
 
 
 @dataclass(frozen=True)
