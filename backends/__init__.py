@@ -111,7 +111,7 @@ class SavesCode(Protocol):
         Args:
             graph_module: a lowered graph.
             inputs: fake tensors, one for each placeholder.
-            path: the file.
+            path: the file, to which others of its name and other suffixes may be added.
         """
 
     def load_code(

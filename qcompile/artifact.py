@@ -196,7 +196,7 @@ class Artifact:
     def _checked(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids as int64 ``[T]``, one after the other in memory: code takes that for granted."""
         good = isinstance(ids, torch.Tensor) and ids.dtype in _INTEGERS and not ids.is_meta
-        if not good or ids.dim() not in (1, 2) or ids.numel() != ids.shape[-1] or not len(ids):
+        if not good or ids.dim() not in (1, 2) or not ids.numel() == ids.shape[-1] > 0:
             found = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, torch.Tensor) else repr(ids)
             raise OptionError(
                 "ids", found, "int64 [T] or [1, T], T of 1 or more", "pass such a tensor"

@@ -31,10 +31,11 @@ def load_runs(folder: Path, header: Header) -> dict[str, Run]:
     """
     backend = _backend(folder, header)
     _check_facts(folder, header, backend)
-    files = {name: _code(folder / f"{name}.so", graph) for name, graph in header.graphs.items()}
+    for graph in header.graphs.values():
+        _check_files(folder, graph)
     weights = read_weights(folder / WEIGHTS, header.weight_bytes, header.mark)
     return {
-        name: backend.load_code(files[name], _constants(folder, graph, weights))
+        name: backend.load_code(folder / f"{name}.so", _constants(folder, graph, weights))
         for name, graph in header.graphs.items()
     }
 
@@ -63,16 +64,17 @@ def _unfit(folder: Path, found: str, needed: str) -> ArtifactError:
     return ArtifactError(str(folder), found, f"{needed}, as there is here", f"{_AGAIN}, here")
 
 
-def _code(path: Path, graph: Graph) -> Path:
-    found = digest_of(path) if path.is_file() else None
-    if found != graph.digest:
-        raise ArtifactError(
-            str(path),
-            "no such file" if found is None else f"a file with SHA-256 {found[:12]}...",
-            f"the file as it was written, with {graph.digest[:12]}...",
-            _AGAIN,
-        )
-    return path
+def _check_files(folder: Path, graph: Graph) -> None:
+    for name, digest in graph.files.items():
+        path = folder / name
+        found = digest_of(path) if path.is_file() else None
+        if found != digest:
+            raise ArtifactError(
+                str(path),
+                "no such file" if found is None else f"a file with SHA-256 {found[:12]}...",
+                f"the file as it was written, with {digest[:12]}...",
+                _AGAIN,
+            )
 
 
 def _constants(

@@ -6,7 +6,8 @@ Always holds: a header of another format, or one with a missing or odd entry, is
     artifact.json          this
     plan.json, plan.txt    the plan, for people and programs
     weights.safetensors    packed weights and other constants, "0", "1", ...
-    prompt.so, step.so     code for many tokens and for one
+    prompt.so, step.so     code for many tokens and for one; a .json beside it where it calls ops
+                           by their schemas
     tokenizer.json, ...    the tokenizer as transformers writes it, where there is one
 """
 
@@ -34,12 +35,12 @@ class Graph:
     Attributes:
         inputs: ``ids``, ``positions`` or the number of a cache, in the order the code takes them.
         constants: number of the tensor in the weights' file by the code's own name for it.
-        digest: SHA-256 of the code's file.
+        files: SHA-256 of the code's files by name.
     """
 
     inputs: tuple[str, ...]
     constants: Mapping[str, int]
-    digest: str
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def _header(content: dict[str, Any]) -> Header:
 
 def _graph(content: dict[str, Any]) -> Graph:
     numbers = {_text(name): _count(number) for name, number in content["constants"].items()}
-    return Graph(tuple(map(_text, content["inputs"])), numbers, _text(content["digest"]))
+    files = {_text(name): _text(digest) for name, digest in content["files"].items()}
+    return Graph(tuple(map(_text, content["inputs"])), numbers, files)
 
 
 def _check(header: Header) -> None:
@@ -148,6 +150,8 @@ def _check(header: Header) -> None:
             _text(key), _text(value)
     for name in ("context", "vocabulary", "weight_bytes"):
         _count(getattr(header, name))
+    if not isinstance(header.error, float) or header.error < 0:
+        raise ValueError(f"error {header.error!r}")
     dtype = getattr(torch, _text(header.cache_dtype), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"cache_dtype {header.cache_dtype!r}")

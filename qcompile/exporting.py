@@ -166,10 +166,10 @@ def _write(
     for name, graph in traced.items():
         step(f"compiling {name}, {len(traced)} graphs in all")
         numbers = {n: tensors.number(value) for n, value in graph.constants.items()}
-        file = folder / f"{name}.so"
-        backend.save_code(graph.module, graph.inputs, file)
+        backend.save_code(graph.module, graph.inputs, folder / f"{name}.so")
         check_rows(graph, name)
-        graphs[name] = Graph(graph.names, numbers, digest_of(file))
+        files = {path.name: digest_of(path) for path in sorted(folder.glob(f"{name}.*"))}
+        graphs[name] = Graph(graph.names, numbers, files)
     step("writing the weights")
     header = _header(model, session, backend, context, caches, expected.shape[-1])
     header = dataclasses.replace(header, graphs=graphs, weight_bytes=tensors.nbytes)

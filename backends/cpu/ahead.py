@@ -38,7 +38,8 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
     Args:
         graph_module: a lowered graph; its tensors by ``get_attr`` are its constants.
         inputs: fake tensors, one for each placeholder; sizes may be symbols.
-        path: the file to write.
+        path: the file to write, with the suffix ``.so``; where ops are called by their schemas,
+            these are described in a ``.json`` beside it.
 
     Raises:
         LowerError: Inductor or the C++ compiler failed.
@@ -68,6 +69,8 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
             }
             made = compile_fx_aot(graph_module, list(inputs), config_patches=patches)
             shutil.move(str(made), path)
+            for calls in Path(folder).glob("*.wrapper.json"):  # of ops that have no C function
+                shutil.move(calls, path.with_suffix(".json"))
     except (RuntimeError, OSError) as failure:
         raise LowerError(
             f"code for {path.name}",
@@ -96,7 +99,9 @@ def load_code(
         # A name of its own: the loader knows what it has by name, and would give the code that a
         # file of this name held before, where an artifact was replaced.
         link = Path(folder, "code.so")
-        link.symlink_to(path.resolve())
+        for suffix in (".so", ".json"):
+            if path.with_suffix(suffix).exists():
+                link.with_suffix(suffix).symlink_to(path.with_suffix(suffix).resolve())
         try:
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(link), 1)
         except RuntimeError as failure:
