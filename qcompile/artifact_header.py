@@ -148,7 +148,7 @@ def _check(header: Header) -> None:
     for name in ("code", "sources"):
         for key, value in getattr(header, name).items():
             _text(key), _text(value)
-    for name in ("context", "vocabulary", "weight_bytes"):
+    for name in ("format", "context", "vocabulary", "weight_bytes"):
         _count(getattr(header, name))
     if not isinstance(header.error, float) or header.error < 0:
         raise ValueError(f"error {header.error!r}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.artifacts import gguf_model
 from support.blocks import HIDDEN
 from support.markdown import RECIPES, blocks, environment, run
 from support.small import write_module
@@ -60,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = base / "work"
     work.mkdir()
     shutil.copy(DATA / "gguf-q2_k.gguf", work / "model.gguf")
+    gguf_model(work / "small.gguf", "llama", {"attn_q.weight": "Q8_0", "ffn_up.weight": "Q4_0"})
     torch.manual_seed(0)
     mine = nn.Sequential(nn.Linear(HIDDEN, 64), nn.ReLU(), nn.Linear(64, HIDDEN))
     write_module(work / "mine.gguf", mine, {}, "Q8_0")
@@ -74,7 +76,8 @@ def test_python_blocks_run(page: Path, folder: Path) -> None:
     shown = [block for block in blocks(page) if block.language == "python"]
     if not shown:
         pytest.skip("no Python on this page")
-    shutil.rmtree(folder / "work" / "quantized-folder", ignore_errors=True)
+    for made in ("quantized-folder", "saved"):
+        shutil.rmtree(folder / "work" / made, ignore_errors=True)
     program = "\n".join([PREAMBLE, *(block.text for block in shown), CLOSING])
     environ = environment(folder)
     environ["PYTHONPATH"] += f":{ROOT / 'tests'}"
