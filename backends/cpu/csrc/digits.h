@@ -155,18 +155,44 @@ void quantize_chunk(int64_t groups, int64_t group, int64_t all_units, const floa
 // x - y.
 inline Words less(int32_t x, const Words& y) { return plus(spread_word(x + 1), flip(y, ~0u)); }
 
-inline uint32_t largest_lane(const Words& x) {
-  uint32_t lanes[UNITS], all = 0;
-  store_words(lanes, x);
-  for (uint32_t one : lanes) all = std::max(all, one);
-  return all;
-}
-
-inline void put(const void* to, const Words& x, int64_t groups) {
+#ifndef QC_DIRECT
+inline int32_t largest_lane(const Words& x) {
   int32_t lanes[UNITS];
   store_words(lanes, x);
-  std::memcpy(const_cast<void*>(to), lanes, static_cast<size_t>(groups) * 4);
+  return *std::max_element(lanes, lanes + UNITS);
 }
+inline void store_some(int32_t* p, const Words& x, int64_t count) {
+  int32_t lanes[UNITS];
+  store_words(lanes, x);
+  std::memcpy(p, lanes, static_cast<size_t>(count) * 4);
+}
+inline void store_low_bytes(int8_t* p, const Words& a, const Words& b, const Words& c,
+                            const Words& d) {
+  store_low_bytes(p, a);
+  store_low_bytes(p + UNIT, b);
+  store_low_bytes(p + 2 * UNIT, c);
+  store_low_bytes(p + 3 * UNIT, d);
+}
+#endif
+
+#ifdef QC_PAIRS
+constexpr bool PAIRED = true;
+constexpr int SUM_SHIFT = 3;  // of sums of x in the steps of a chunk, so that they fit halves
+
+// What pairs of groups need: see pairs.h. Lanes are groups; those of `above` are sums of what is
+// positive in a group.
+inline void put_pairs(const Rows& to, const Words& total, const Words& lift, const Words& above) {
+  if (!to.pairs) return;
+  auto* pairs = const_cast<int32_t*>(to.pairs);
+  const Words half = spread_word(1 << (SUM_SHIFT - 1));
+  store_pairs(pairs, shift_right_signed(plus(shift_left_each(total, lift), half), SUM_SHIFT));
+  store_pairs(pairs + UNITS / 4, lift);
+  const Words below = plus(above, less(0, total));
+  *const_cast<int32_t*>(to.reach) = largest_lane(larger(above, below));
+}
+#else
+constexpr bool PAIRED = false;
+#endif
 
 // One digit. Lanes are groups, from the largest numbers on to the sums. U says that the chunk has
 // all UNITS and how many of them are a group; 0 says nothing.
@@ -174,6 +200,7 @@ template <int U>
 void quantize_bytes(int64_t some_groups, int64_t some, int64_t count, const float* x,
                     const Rows& to) {
   static const float nothing[CHUNK] = {};
+  constexpr int ABOVE = PAIRED && U == 2 ? UNITS / 2 : 0;  // where sums of what is positive are
   const int64_t groups = U ? UNITS / U : some_groups, group = U ? U : some;
   const auto each_unit = [&](const auto& body) QC_INLINE {
     if constexpr (U > 0) {
@@ -192,27 +219,42 @@ void quantize_bytes(int64_t some_groups, int64_t some, int64_t count, const floa
     sets[u / group] = larger(sets[u / group], size);
   });
   const Words largest = largest_of_each(sets);
-  const uint32_t all = largest_lane(largest);
+  const auto all = static_cast<uint32_t>(largest_lane(largest));
   const Grid chunk = grid_of<1>(all);
   if (all >= INFINITE) x = nothing;
   // How many times a group's largest can be doubled within the chunk's: the difference of their
   // exponents, less one where the fraction borrows.
   const Words times = shift_right(less(static_cast<int32_t>(all), largest), 23);
   const Words lift = larger(less(LIFT, times), spread_word(0));
-  float factor[UNITS];
+  alignas(64) float factor[UNITS];
   store_lanes(factor, mul(spread(chunk.factor), lanes_of(shift_left(less(LIFT + 127, lift), 23))));
   auto* codes = const_cast<int8_t*>(to.codes);
+  Words last[4];
   clear();
   each_unit([&](auto u) QC_INLINE {
     const Words v = rounded(mul(load_lanes(x + u * UNIT), spread(factor[u / group])));
-    store_low_bytes(codes + u * UNIT, v);
     sets[u / group] = plus(sets[u / group], v);
+    if constexpr (ABOVE > 0) {
+      sets[ABOVE + u / 2] = plus(sets[ABOVE + u / 2], larger(v, spread_word(0)));
+    }
+    if constexpr (U > 0) {
+      last[u % 4] = v;
+      if (u % 4 == 3) store_low_bytes(codes + (u - 3) * UNIT, last[0], last[1], last[2], last[3]);
+    } else {
+      store_low_bytes(codes + u * UNIT, v);
+    }
   });
   const Words total = total_of_each(sets);
-  put(to.totals, less(0, total), groups);
-  put(to.lift, lift, groups);
-  put(to.step, bits_of(spread(chunk.step * (1.f / (1 << LIFT)))), groups);
-  put(to.sums, bits_of(to_lanes(shift_left_each(total, lift))), groups);
+  const auto put = [&](const void* place, const Words& x) QC_INLINE {
+    store_some(static_cast<int32_t*>(const_cast<void*>(place)), x, groups);
+  };
+  put(to.totals, less(0, total));
+  put(to.lift, lift);
+  *const_cast<float*>(to.step) = chunk.step * (1.f / (1 << LIFT));
+  put(to.sums, bits_of(to_lanes(shift_left_each(total, lift))));
+#ifdef QC_PAIRS
+  if constexpr (ABOVE > 0) put_pairs(to, total, lift, upper_half(total));
+#endif
 }
 
 // The instance for a chunk whose units number `count`, `group` of them a group.

@@ -74,14 +74,14 @@ class Walks {
       const int64_t row = std::min<int64_t>(m, last);
       for (int p = 0; p < P; p++) {
         const auto* x = reinterpret_cast<const int32_t*>(in.codes + (row * P + p) * in.width);
-        const int32_t* totals = in.totals + (row * P + p) * in.groups;
+        const int32_t* totals = in.totals + row * in.stride + p * in.groups;
         for (int64_t i = 0; i < words_; i++) to[i * A + m * P + p] = x[i];
         for (int64_t g = 0; g < in.groups; g++) starts[g * A + m * P + p] = totals[g];
       }
       for (int64_t g = 0; g < in.groups; g++) {
-        const int64_t from = row * in.groups + g, place = g * M + m;
+        const int64_t from = row * in.stride + g, place = g * M + m;
         rest[place] = in.lift[from];
-        std::memcpy(rest + kind + place, in.step + from, 4);
+        if (P > 1 || g == 0) std::memcpy(rest + kind + place, in.step + from, 4);
         std::memcpy(rest + 2 * kind + place, in.sums + from, 4);
       }
     }

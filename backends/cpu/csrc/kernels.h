@@ -26,12 +26,31 @@ void multiply(const Weight& w, const Rows& in, const Output& out, int64_t begin,
   run(w, in, out, begin, end);
 }
 
-void widen(const void* from, int64_t at, Number type, int64_t count, float* to) {
-  const auto* p = static_cast<const uint8_t*>(from) + at * bytes_of(type);
-  const int64_t step = ROWS * bytes_of(type);
+template <Number T>
+void widen_as(const void* from, int64_t at, int64_t count, float* to) {
+  const auto* p = static_cast<const uint8_t*>(from) + at * bytes_of(T);
   int64_t i = 0;
-  for (; i + ROWS <= count; i += ROWS, p += step) store_lanes(to + i, load_numbers(p, type));
-  for (; i < count; i++) to[i] = to_float(from, at + i, type);
+  for (; i + ROWS <= count; i += ROWS, p += ROWS * bytes_of(T)) {
+    store_lanes(to + i, load_numbers(p, T));
+  }
+  for (; i < count; i++) to[i] = to_float(from, at + i, T);
+}
+
+void widen(const void* from, int64_t at, Number type, int64_t count, float* to) {
+  if (type == F32) return widen_as<F32>(from, at, count, to);
+  if (type == F16) return widen_as<F16>(from, at, count, to);
+  widen_as<BF16>(from, at, count, to);
+}
+
+// Asks for the lines of what a row has of a chunk: its numbers, and where its codes go.
+inline void fetch_part(const Weight& w, const void* from, Number type, const Rows& to, int64_t c,
+                       int64_t row) {
+  const int64_t first = c * to.width, bytes = std::min(to.width, w.k - first) * bytes_of(type);
+  const auto* numbers = static_cast<const uint8_t*>(from) + (row * w.k + first) * bytes_of(type);
+  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(numbers + i);
+  const Rows part = to.at(c, row);
+  for (int64_t i = 0; i < to.width * to.digits; i += LINE) __builtin_prefetch(part.codes + i, 1);
+  for (int64_t i = 0; i < to.stride; i += LINE / 4) __builtin_prefetch(part.step + i, 1);
 }
 
 // Chunk by chunk, so that some rows of a chunk are written one after the other.
@@ -42,6 +61,7 @@ void quantize_matrix(const Weight& w, const void* from, Number type, const Rows&
     const int64_t first = c * to.width, columns = std::min(to.width, w.k - first);
     for (int64_t r = begin; r < end; r++) {
       float x[CHUNK];
+      if (c + 1 < w.chunks()) fetch_part(w, from, type, to, c + 1, r);
       widen(from, r * w.k + first, type, columns, x);
       quantize_part<P>(w, w.chunk(c), x, to.at(c, r));
     }

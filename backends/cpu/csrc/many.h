@@ -1,50 +1,21 @@
 // Many rows: panels are decoded to bytes once, in tiles that stay in the first cache.
 #pragma once
-#include <vector>
+#include <memory>
 
-#include "codes.h"
+#include "pairs.h"
 
 namespace {
-constexpr int64_t QUAD_COUNT = CHUNK / 4;
+
 constexpr int64_t ROWS_AT_ONCE = 512;  // their sums stay in the second cache
-constexpr int SIDE = QC_REGISTERS < 32 ? 1 : 3;  // panels decoded at once
+
+// What rows add up to over the chunks.
+struct alignas(LINE) Sums {
+  float of[ROWS_AT_ONCE][SIDE][ROWS];
+};
+
 // Rows whose sums, of digits and of groups, fit registers.
 constexpr int rows_together(int digits) {
   return QC_REGISTERS < 32 ? (digits == 1 ? 3 : 1) : (digits == 1 ? 4 : 2);
-}
-
-// A chunk of SIDE panels.
-struct Tile {
-  alignas(64) uint8_t quads[QUAD_COUNT][SIDE][LINE];
-  alignas(64) float scale[CHUNK / UNIT][SIDE][ROWS], middle[CHUNK / UNIT][SIDE][ROWS];
-};
-
-// With one digit, forms with an extra leave codes as they are: their sums begin at zero.
-constexpr bool is_centred(int digits, bool extra) { return digits > 1 || !extra; }
-// So do those of bytes that `dot` takes as signed.
-constexpr bool begins_at_zero(bool wide, int digits, bool extra) {
-  return (wide && WIDE_IS_SIGNED) || !is_centred(digits, extra);
-}
-
-template <int BITS, bool TABLE>
-__attribute__((noinline)) void decode_chunk(const Weight& w, const Chunk& at, int64_t panel,
-                                            int side, bool centred, Tile& tile) {
-  const Table table = load_table(w.table);
-  const uint8_t* base = w.blob + panel * w.panel_bytes();
-  Runs runs(base, at);
-  int64_t quad = 0;
-  for (int64_t g = 0; g < at.groups; g++) {
-    const Head head = load_head(w, base + at.heads, g, centred);
-    store_lanes(tile.scale[g][side], head.scale);
-    store_lanes(tile.middle[g][side], head.middle);
-    for (int64_t left = w.units(at.group + g); left > 0; left--, quad += QUADS) {
-      Words quads[QUADS];
-      load_unit<BITS, TABLE>(runs, table, quads);
-      runs.next();
-#pragma GCC unroll 4
-      for (int q = 0; q < QUADS; q++) store_words(tile.quads[quad + q][side], quads[q]);
-    }
-  }
 }
 
 // The lines of the next chunk of some panels, asked for little by little while this one is
@@ -72,27 +43,6 @@ class Ahead {
   int64_t panel_bytes_, length_, left_, share_, at_ = 0;
 };
 
-// Rows of a chunk, and where their sums begin.
-struct Block {
-  const int8_t* codes;
-  const int32_t *starts, *lift;
-  const float *step, *sums;
-  int64_t width, groups;
-  int64_t count, units, last_units;  // groups of this chunk, units of one and of the last
-
-  Block(const Weight& w, const Chunk& at, const Rows& in, const int32_t* starts)
-      : codes(in.codes), starts(starts), lift(in.lift), step(in.step), sums(in.sums),
-        width(in.width), groups(in.groups), count(at.groups), units(w.padded_group() / UNIT),
-        last_units(w.units(at.group + at.groups - 1)) {}
-  void skip(int64_t rows, int64_t digits) {
-    codes += rows * digits * width;
-    starts += rows * digits * groups;
-    lift += rows * groups;
-    step += rows * groups;
-    sums += rows * groups;
-  }
-};
-
 // What the sums of codes leave out: middles times the sums of x.
 template <int M, int S>
 inline QC_INLINE void add_middles(const Tile& tile, const Block& in, Lanes (&part)[M * S]) {
@@ -101,7 +51,7 @@ inline QC_INLINE void add_middles(const Tile& tile, const Block& in, Lanes (&par
     Lanes at[S];
     repeat<S>([&](auto s) QC_INLINE { at[s] = load_lanes(middle + s * ROWS); });
     repeat<M>([&](auto m) QC_INLINE {
-      const Lanes sum = spread(sums[m * in.groups]);
+      const Lanes sum = spread(sums[m * in.stride]);
       repeat<S>([&](auto s) QC_INLINE { part[m * S + s] = fma(at[s], sum, part[m * S + s]); });
     });
   }
@@ -116,6 +66,7 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
   const uint8_t* quads = tile.quads[0][0];
   const float* scale = tile.scale[0][0];
   const int8_t* x = in.codes;
+  const Words shift = spread_word(in.shift);
   Lanes part[M * S];  // one digit: in steps of the chunk
   repeat<M>([&](auto m) QC_INLINE {
     repeat<S>([&](auto s) QC_INLINE {
@@ -126,9 +77,10 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
   for (int64_t g = 0; g < in.count; g++, scale += SIDE * ROWS) {
     Words acc[A * S];
     repeat<A>([&](auto a) QC_INLINE {
+      const int32_t* total = in.totals + a / P * in.stride + a % P * in.groups + g;
       const Words start = begins_at_zero(WIDE, P, EXTRA)
                               ? spread_word(0)
-                              : load_word(in.starts + a * in.groups + g);
+                              : shift_left_each(load_word(total), shift);
       repeat<S>([&](auto s) QC_INLINE { acc[a * S + s] = start; });
     });
     for (int64_t left = g + 1 < in.count ? in.units : in.last_units; left > 0; left--) {
@@ -136,7 +88,8 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
         Words code[S];
         repeat<S>([&](auto s) QC_INLINE { code[s] = load_words(quads + (q * SIDE + s) * LINE); });
         repeat<A>([&](auto a) QC_INLINE {
-          const Words four = load_word(reinterpret_cast<const int32_t*>(x + a * in.width + q * 4));
+          const int8_t* from = x + a * in.width + q * 4;
+          const Words four = load_word(reinterpret_cast<const int32_t*>(from));
           repeat<S>([&](auto s) QC_INLINE {
             acc[a * S + s] = dot<WIDE>(acc[a * S + s], code[s], four);
           });
@@ -146,7 +99,7 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
       x += UNIT;
     }
     repeat<M>([&](auto m) QC_INLINE {
-      const int64_t place = m * in.groups + g;
+      const int64_t place = m * in.stride + g;
       repeat<S>([&](auto s) QC_INLINE {
         part[m * S + s] = fma(scaled<P>(load_lanes(scale + s * ROWS), in.step + place),
                               joined<P>(acc, m * P * S + s, S, in.lift + place), part[m * S + s]);
@@ -155,7 +108,7 @@ inline QC_INLINE void multiply_tile(const Tile& tile, const Block& in, bool firs
   }
   if (EXTRA) add_middles<M, S>(tile, in, part);
   repeat<M>([&](auto m) QC_INLINE {
-    const Lanes step = spread(in.step[m * in.groups]);
+    const Lanes step = spread(in.step[m * in.stride]);
     repeat<S>([&](auto s) QC_INLINE {
       float* to = sums + (m * SIDE + s) * ROWS;
       Lanes all = part[m * S + s];
@@ -172,6 +125,15 @@ void multiply_blocks(int64_t blocks, const Tile& tile, const Block& from, bool f
   Block in = from;
   for (; blocks > 0; blocks--, sums += M * SIDE * ROWS) {
     ahead.fetch();
+#ifdef QC_PAIRS
+    if constexpr (P == 1 && EXTRA) {
+      if (in.pairs && fits<M>(in)) {
+        multiply_pairs<M, S>(tile, in, first, sums);
+        in.skip(M, P);
+        continue;
+      }
+    }
+#endif
     multiply_tile<WIDE, EXTRA, P, M, S>(tile, in, first, sums);
     in.skip(M, P);
   }
@@ -216,16 +178,6 @@ void multiply_side(int64_t side, const Tile& tile, const Block& in, int64_t m, b
   multiply_rows<WIDE, EXTRA, P, S>(tile, in, m, first, sums, ahead);
 }
 
-// Where the sums of the rows' digits with centred codes begin, in each group of a chunk. Unsigned,
-// because groups that a last chunk lacks hold anything.
-inline void set_starts(const Weight& w, const Rows& in, int32_t* starts) {
-  const uint32_t factor = 1u << middle_shift(w.bits, w.form == LOOKUP);
-  const int64_t count = in.m * in.digits * in.groups;
-  for (int64_t i = 0; i < count; i++) {
-    starts[i] = static_cast<int32_t>(static_cast<uint32_t>(in.totals[i]) * factor);
-  }
-}
-
 // Whole panels of one type.
 template <Number T>
 void write_whole(const Output& out, const Weight& w, int64_t m0, int64_t m, int64_t panel,
@@ -259,33 +211,47 @@ inline void write_side(const Output& out, const Weight& w, int64_t m0, int64_t m
   }
 }
 
+// Decodes a chunk of some panels; whether with steps, for pairs of groups.
+template <int BITS, bool TABLE, int P, bool EXTRA>
+bool decode_side(const Weight& w, const Chunk& at, int64_t panel, int64_t side, const Rows& in,
+                 Tile& tile) {
+  const bool centred = is_centred(P, EXTRA) || is_signed(BITS, TABLE);
+  for (int s = 0; s < side; s++) {
+    decode_chunk<BITS, TABLE>(w, at, panel + s, s, centred, tile);
+  }
+#ifdef QC_PAIRS
+  if constexpr (may_have_pairs(BITS, TABLE, P, EXTRA)) {
+    bool paired = are_pairs(w, at, in);
+    for (int s = 0; s < side && paired; s++) {
+      paired = decode_steps(w, at, panel + s, s, tile.steps);
+    }
+    return paired;
+  }
+#endif
+  return false;
+}
+
 template <int BITS, bool TABLE, int P, bool EXTRA>
 void many_panels(const Weight& w, const Rows& all, const Output& out, int64_t begin, int64_t end) {
   constexpr bool WIDE = WIDE_DIFFERS && (BITS == 8 || TABLE);
   static thread_local Tile tile;
-  static thread_local std::vector<float> sums;
-  static thread_local std::vector<int32_t> starts;
+  static thread_local std::unique_ptr<Sums> place(new Sums);
+  float* sums = place->of[0][0];
   for (int64_t m0 = 0; m0 < all.m; m0 += ROWS_AT_ONCE) {
     const int64_t rows = std::min(all.m - m0, ROWS_AT_ONCE);
     const int64_t sides = (end - begin + SIDE - 1) / SIDE;
-    sums.resize(static_cast<size_t>(rows * SIDE * ROWS));
-    if (is_centred(P, EXTRA)) starts.resize(static_cast<size_t>(rows * P * all.groups));
     for (int64_t i = 0, panel = begin, side; i < sides; i++, panel += side) {
       side = begin + (end - begin) * (i + 1) / sides - panel;  // as even as can be
       for (int64_t c = 0; c < w.chunks(); c++) {
         const Chunk at = w.chunk(c);
         Rows in = all.at(c, m0);
         in.m = rows;
-        for (int s = 0; s < side; s++) {
-          const bool centred = is_centred(P, EXTRA) || is_signed(BITS, TABLE);
-          decode_chunk<BITS, TABLE>(w, at, panel + s, s, centred, tile);
-        }
+        if (!decode_side<BITS, TABLE, P, EXTRA>(w, at, panel, side, in, tile)) in.pairs = nullptr;
         Ahead ahead(w, at, panel, side, (rows + rows_together(P) - 1) / rows_together(P));
-        if (is_centred(P, EXTRA)) set_starts(w, in, starts.data());
-        const Block block(w, at, in, is_centred(P, EXTRA) ? starts.data() : in.totals);
-        multiply_side<WIDE, EXTRA, P, SIDE>(side, tile, block, rows, c == 0, sums.data(), ahead);
+        const Block block(w, at, in);
+        multiply_side<WIDE, EXTRA, P, SIDE>(side, tile, block, rows, c == 0, sums, ahead);
       }
-      write_side(out, w, m0, rows, panel, side, sums.data());
+      write_side(out, w, m0, rows, panel, side, sums);
     }
   }
 }

@@ -106,17 +106,23 @@ struct Weight {
 
 // Activations as the kernels want them: whole numbers of `digits` signed bytes, most significant
 // first, times a step; see digits.h. Rows lie chunk by chunk, so that a pass over the rows of one
-// chunk is one stream. Rows of the form float8 stay floats.
+// chunk is one stream, and another of all else that a row has of a chunk, which lies together.
+// Rows of the form float8 stay floats.
 struct Rows {
-  const int8_t* codes;    // [chunk][m][digits][width]
-  const int32_t* totals;  // [chunk][m][digits][groups]: minus the sum of the group's digits
-  const int32_t* lift;    // [chunk][m][groups]: one digit only, places to shift a group's sums
-  const float* step;      // [chunk][m][groups]; one digit: the first is that of the chunk
-  const float* sums;      // [chunk][m][groups]: sum of the group's x; one digit: in steps
-  const float* x;         // [m][padded], form float8 only
+  const int8_t* codes;    // [digits][width]
+  // One digit in groups of 32 only: of two groups in a word, the first's above, the sums of x, an
+  // eighth of `sums`, and the lifts; how far sums of the digits of a group go, of either sign.
+  const int32_t* pairs;   // [2][groups / 2], or null
+  const int32_t* reach;   // [1]
+  const float* step;      // [groups]; one digit: [1], that of the chunk
+  const int32_t* totals;  // [digits][groups]: minus the sum of the group's digits
+  const int32_t* lift;    // [groups]: one digit only, places to shift a group's sums
+  const float* sums;      // [groups]: sum of the group's x; one digit: in steps
+  const float* x;        // [m][padded], form float8 only
   int64_t m, digits, padded;
   int64_t width, groups;  // columns and groups of a full chunk
   int64_t rows;           // between two chunks
+  int64_t stride;         // words between what two rows of a chunk have besides codes
 
   Rows from(int64_t row) const {
     Rows rest = at(0, row);
@@ -126,16 +132,62 @@ struct Rows {
   }
   // The rows from `row` on, with all pointers at a chunk.
   Rows at(int64_t chunk, int64_t row) const {
-    const int64_t first = chunk * rows + row;
+    const int64_t first = chunk * rows + row, words = first * stride;
     Rows there = *this;
     there.codes += first * digits * width;
-    there.totals += first * digits * groups;
-    there.lift += first * groups;
-    there.step += first * groups;
-    there.sums += first * groups;
+    there.totals += words;
+    there.lift += words;
+    there.step += words;
+    there.sums += words;
+    if (!pairs) return there;
+    there.pairs += words;
+    there.reach += words;
     return there;
   }
 };
+
+// Whether rows have what pairs of groups need.
+constexpr bool has_pairs(int64_t group, int64_t digits) { return digits == 1 && group == 32; }
+
+// Words that a row has of a chunk besides codes.
+inline int64_t row_words(const Weight& w, int64_t digits) {
+  const int64_t groups = w.chunk_groups(), pairs = has_pairs(w.group, digits) ? groups + 1 : 0;
+  return pairs + (digits == 1 ? 1 : groups) + groups * (digits + 2);
+}
+inline int64_t rows_bytes(const Weight& w, int64_t m, int64_t digits) {
+  if (w.form == FLOAT8) return 4 * m * w.padded();
+  return m * w.chunks() * (digits * w.width() + 4 * row_words(w, digits));
+}
+
+// m rows in so many bytes of memory; best from a line on.
+inline Rows rows_in(void* memory, const Weight& w, int64_t m, int64_t digits) {
+  const auto* words = static_cast<const int32_t*>(memory);
+  const auto* floats = static_cast<const float*>(memory);
+  const int64_t width = w.width(), groups = w.chunk_groups();
+  Rows rows{};
+  rows.m = rows.rows = m;
+  rows.digits = digits;
+  rows.padded = w.padded();
+  rows.width = width;
+  rows.groups = groups;
+  if (w.form == FLOAT8) {
+    rows.x = floats;
+    return rows;
+  }
+  const bool paired = has_pairs(w.group, digits);
+  const int64_t step = m * w.chunks() * digits * width / 4 + (paired ? groups + 1 : 0);
+  const int64_t totals = step + (digits == 1 ? 1 : groups), lift = totals + digits * groups;
+  rows.stride = row_words(w, digits);
+  rows.codes = static_cast<const int8_t*>(memory);
+  rows.step = floats + step;
+  rows.totals = words + totals;
+  rows.lift = words + lift;
+  rows.sums = floats + lift + groups;
+  if (!paired) return rows;
+  rows.reach = words + step - 1;
+  rows.pairs = rows.reach - groups;
+  return rows;
+}
 
 struct Output {
   void* y;            // [m][n]

@@ -130,7 +130,7 @@ inline Words bits_of(const Lanes& x) { return {_mm512_castps_si512(x.v)}; }
 inline Lanes lanes_of(const Words& x) { return {_mm512_castsi512_ps(x.v)}; }
 // Lane i: what `op` makes of all lanes of x[i].
 template <typename Op>
-inline Words folded(const Words (&x)[16], const Op& op) {
+inline __attribute__((always_inline)) Words folded(const Words (&x)[16], const Op& op) {
   __m512i twos[8], fours[4];
   for (int i = 0; i < 8; i++) {
     twos[i] = op(_mm512_unpacklo_epi32(x[2 * i].v, x[2 * i + 1].v),
@@ -150,6 +150,22 @@ inline Words total_of_each(const Words (&x)[16]) {
 }
 inline Words largest_of_each(const Words (&x)[16]) {
   return folded(x, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
+}
+// Without a way through memory, where it would wait for what was stored before.
+#define QC_DIRECT 1
+inline int32_t largest_lane(const Words& x) { return _mm512_reduce_max_epi32(x.v); }
+inline void store_some(int32_t* p, const Words& x, int64_t count) {
+  if (count == 16) return _mm512_storeu_si512(p, x.v);
+  if (count == 8) {
+    return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(x.v));
+  }
+  _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << count) - 1), x.v);
+}
+inline void store_low_bytes(int8_t* p, const Words& a, const Words& b, const Words& c,
+                            const Words& d) {
+  const __m512i low = _mm512_packs_epi32(a.v, b.v), high = _mm512_packs_epi32(c.v, d.v);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
 }
 inline void store_low_bytes(int8_t* p, const Words& x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
@@ -178,6 +194,31 @@ constexpr bool WIDE_DIFFERS = false, WIDE_IS_SIGNED = false;
 template <bool WIDE>
 inline Words dot(const Words& sum, const Words& codes, const Words& x) {
   return {_mm512_dpbusd_epi32(sum.v, codes.v, x.v)};
+}
+// **** pairs of halves ****
+
+#define QC_PAIRS 1
+// The low halves of both, the first's above the second's.
+inline Words pair_up(const Words& high, const Words& low) {
+  return {_mm512_or_si512(_mm512_slli_epi32(high.v, 16),
+                          _mm512_and_si512(low.v, _mm512_set1_epi32(0xffff)))};
+}
+// Halves shifted left, each as far as its own half of `by` says.
+inline Words shift_halves(const Words& x, const Words& by) {
+  return {_mm512_sllv_epi16(x.v, by.v)};
+}
+// sum + the products of the two signed halves of a word with those of `y`.
+inline Words dot_halves(const Words& sum, const Words& x, const Words& y) {
+  return {_mm512_dpwssd_epi32(sum.v, x.v, y.v)};
+}
+// The upper eight lanes, below.
+inline Words upper_half(const Words& x) { return {_mm512_shuffle_i64x2(x.v, x.v, 0x4e)}; }
+// Pairs of neighbouring lanes, the first of them above the second: of eight lanes.
+inline void store_pairs(int32_t* p, const Words& x) {
+  const __m512i low = _mm512_and_si512(_mm512_srli_epi64(x.v, 32), _mm512_set1_epi64(0xffff));
+  const __m512i both = _mm512_or_si512(_mm512_slli_epi64(x.v, 16), low);
+  const __m256i words = _mm512_cvtepi64_epi32(both);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(words));
 }
 
 }  // namespace

@@ -83,30 +83,17 @@ class Memory {
 class Digits {
  public:
   Digits(const Weight& w, int64_t rows, int64_t digits)
-      : wide_(w.form == FLOAT8), group_(w.group) {
-    const int64_t width = w.width(), groups = w.chunk_groups(), parts = w.chunks() * rows;
-    const int64_t codes = wide_ ? 0 : parts * digits * width;
-    const int64_t words = wide_ ? rows * w.padded() : parts * (digits + 3) * groups;
-    memory_ = Memory(4 * words + codes);
-    auto* numbers = static_cast<int32_t*>(memory_.data());
-    auto* floats = static_cast<float*>(memory_.data());
-    if (wide_) {
-      floats_ = floats;
-      view_ = {nullptr, nullptr, nullptr, nullptr, nullptr, floats,
-               rows,    digits,  w.padded(), width, groups, rows};
-      return;
-    }
-    const int64_t lift = parts * digits * groups, step = lift + parts * groups;
-    view_ = {reinterpret_cast<int8_t*>(numbers + words), numbers, numbers + lift, floats + step,
-             floats + step + parts * groups, nullptr,
-             rows, digits, w.padded(), width, groups, rows};
+      : wide_(w.form == FLOAT8), group_(w.group), memory_(rows_bytes(w, rows, digits) + LINE) {
+    const auto place = reinterpret_cast<uintptr_t>(memory_.data());
+    void* begin = reinterpret_cast<void*>(up_to(static_cast<int64_t>(place), LINE));
+    view_ = rows_in(begin, w, rows, digits);
   }
   // Row r; `fill` writes its floats, in places that are zero.
   template <typename Fill>
   void set(const Weight& w, int64_t r, const Fill& fill) {
     static thread_local std::vector<float> scratch;
     if (!wide_) scratch.resize(static_cast<size_t>(view_.padded));
-    float* row = wide_ ? floats_ + r * view_.padded : scratch.data();
+    float* row = wide_ ? const_cast<float*>(view_.x) + r * view_.padded : scratch.data();
     if (view_.padded != w.k) std::fill(row, row + view_.padded, 0.f);
     fill(row);
     if (!wide_) kernels().quantize(w, row, view_, r);
@@ -126,7 +113,6 @@ class Digits {
  private:
   bool wide_;
   int64_t group_;
-  float* floats_ = nullptr;
   Memory memory_;
   Rows view_;
 };

@@ -10,35 +10,19 @@ namespace {
 
 // The digits of some rows, in exact memory.
 struct Held {
-  std::unique_ptr<int8_t[]> codes;
-  std::unique_ptr<int32_t[]> totals, lift;
-  std::unique_ptr<float[]> step, sums;
+  std::unique_ptr<uint8_t[]> memory;
+  int64_t bytes;
   Rows rows;
-  int64_t chunks;
 
-  Held(const Weight& w, int64_t m, int64_t digits) : chunks(w.chunks()) {
-    const int64_t parts = w.chunks() * m, groups = w.chunk_groups();
-    codes = exactly<int8_t>(parts * digits * w.width());
-    totals = exactly<int32_t>(parts * digits * groups);
-    lift = exactly<int32_t>(parts * groups);
-    step = exactly<float>(parts * groups);
-    sums = exactly<float>(parts * groups);
-    rows = {codes.get(), totals.get(), lift.get(), step.get(), sums.get(), nullptr, m, digits,
-            w.padded(), w.width(), groups, m};
+  Held(const Weight& w, int64_t m, int64_t digits) : bytes(rows_bytes(w, m, digits)) {
+    memory = exactly<uint8_t>(bytes);
+    rows = rows_in(memory.get(), w, m, digits);
   }
 };
 
 // What is not set is the same in both.
 bool same(const Held& a, const Held& b) {
-  const int64_t groups = a.rows.groups, parts = a.chunks * a.rows.m, digits = a.rows.digits;
-  const auto equal = [](const void* x, const void* y, int64_t bytes) {
-    return std::memcmp(x, y, static_cast<size_t>(bytes)) == 0;
-  };
-  return equal(a.codes.get(), b.codes.get(), parts * digits * a.rows.width) &&
-         equal(a.totals.get(), b.totals.get(), parts * digits * groups * 4) &&
-         equal(a.lift.get(), b.lift.get(), parts * groups * 4) &&
-         equal(a.step.get(), b.step.get(), parts * groups * 4) &&
-         equal(a.sums.get(), b.sums.get(), parts * groups * 4);
+  return std::memcmp(a.memory.get(), b.memory.get(), static_cast<size_t>(a.bytes)) == 0;
 }
 
 void check_matrix() {

@@ -73,6 +73,7 @@ void pack_nested(Made& made) {
        w.panels());
   made.scale.resize(ones.size());
   made.extra.resize(ones.size());
+  const bool six = !one_in(4);  // bits of steps
   for (int64_t i = 0; i < w.panels() * w.chunks(); i++) {
     const int64_t panel = i / w.chunks();
     const Chunk from = plain.chunk(i % w.chunks()), at = w.chunk(i % w.chunks());
@@ -85,7 +86,7 @@ void pack_nested(Made& made) {
         const uint16_t factor = nearest_half(between(-0.1, 0.1));
         std::memcpy(to + at.heads + 2 * (part * ROWS + r), &factor, 2);
         for (int64_t g = 0; g < at.groups; g++) {
-          const auto step = static_cast<int8_t>(below(256) - 128);
+          const auto step = static_cast<int8_t>(six ? below(64) : below(256) - 128);
           to[at.heads + w.factor_bytes() + g * w.head_bytes() + part * ROWS + r] =
               static_cast<uint8_t>(step);
           auto& all = part ? made.extra : made.scale;
@@ -116,24 +117,32 @@ void set_values(Made& made) {
   }
 }
 
-Made make() {
+Made made_of(const Weight& shape) {
   Made made;
-  Form form = static_cast<Form>(pick({0, 0, 1, 1, 2, 2, 3, 3, 4}));
+  made.table = exactly<int8_t>(16);
+  for (int i = 0; i < 16; i++) made.table[i] = static_cast<int8_t>(below(256) - 128);
+  made.w = shape;
+  made.w.table = made.table.get();
+  made.blob = exactly<uint8_t>(blob_bytes(made.w));
+  made.w.blob = made.blob.get();
+  make_codes(made);
+  if (shape.scale == NESTED) pack_nested(made);
+  else pack_plain(made);
+  set_values(made);
+  return made;
+}
+
+Made make() {
+  const Form form = static_cast<Form>(pick({0, 0, 1, 1, 2, 2, 3, 3, 4}));
   const auto bits = static_cast<int>(form == FLOAT8 ? 8 : 1 + below(form == LOOKUP ? 4 : 8));
   const auto scale = static_cast<Scale>(below(form == ZERO || form == FLOAT8 ? 2 : 3));
   const int64_t n = pick({1, 7, 16, 17, 48, 85});
   const int64_t k = one_in(3) ? pick({1, 16, 32, 256, 512}) : 1 + below(700);
   const int64_t group = pick({8, 16, 20, 32, 48, 64, 100, 128, 250, 256});
-  made.table = exactly<int8_t>(16);
-  for (int i = 0; i < 16; i++) made.table[i] = static_cast<int8_t>(below(256) - 128);
-  made.w = {nullptr, made.table.get(), n, k, std::min(group, k), bits, form, scale};
-  made.blob = exactly<uint8_t>(blob_bytes(made.w));
-  made.w.blob = made.blob.get();
-  make_codes(made);
-  if (scale == NESTED) pack_nested(made);
-  else pack_plain(made);
-  set_values(made);
-  return made;
+  if (one_in(5)) {  // a kind that has a kernel of its own
+    return made_of({nullptr, nullptr, n, pick({256, 512, 600, 768}), 32, 4, OFFSET, NESTED});
+  }
+  return made_of({nullptr, nullptr, n, k, std::min(group, k), bits, form, scale});
 }
 
 void say(const char* what, const Weight& w, int64_t m, int64_t digits, int64_t row, int64_t column,
@@ -160,7 +169,7 @@ void check_rows(const Made& made) {
   }
 }
 
-enum Kind { ANY, WHOLE, FAR_APART, HALF_EMPTY, NOT_FINITE };
+enum Kind { ANY, WHOLE, FAR_APART, HALF_EMPTY, ONE_SIGN, NOT_FINITE };
 
 // A row of x. WHOLE: multiples of a power of two, with its 127-fold in each chunk, which any number
 // of digits holds without loss.
@@ -170,6 +179,7 @@ void fill(const Weight& w, Kind kind, float* x) {
     double v = between(-1, 1);
     if (kind == WHOLE) v = unit * static_cast<double>(below(255) - 127);
     if (kind == FAR_APART) v *= one_in(16) ? 1000 : 0.001;
+    if (kind == ONE_SIGN) v = std::fabs(v) * 0.2 + 0.8;  // sums as large as can be
     if (kind == HALF_EMPTY && (c / w.group % 2 || one_in(2))) v = 0;
     if (kind == WHOLE && c % (w.chunk_groups() * w.group) == 0) v = unit * (one_in(2) ? 127 : -127);
     x[c] = static_cast<float>(v);
@@ -215,28 +225,18 @@ Expected product(const Made& made, const float* x, Kind kind, int64_t r, int64_t
 
 // Activations as the op keeps them, in exact memory.
 struct Held {
-  std::unique_ptr<int8_t[]> codes;
-  std::unique_ptr<int32_t[]> totals, lift;
-  std::unique_ptr<float[]> step, sums, x;
+  std::unique_ptr<uint8_t[]> memory;
   Rows rows;
 
   Held(const Weight& w, int64_t m, int64_t digits) {
-    const bool wide = w.form == FLOAT8;
-    const int64_t parts = wide ? 0 : w.chunks() * m, groups = w.chunk_groups();
-    codes = exactly<int8_t>(parts * digits * w.width());
-    totals = exactly<int32_t>(parts * digits * groups);
-    lift = exactly<int32_t>(parts * groups);
-    step = exactly<float>(parts * groups);
-    sums = exactly<float>(parts * groups);
-    x = exactly<float>(wide ? m * w.padded() : 0);
-    rows = {codes.get(), totals.get(), lift.get(), step.get(), sums.get(), x.get(), m, digits,
-            w.padded(), w.width(), groups, m};
+    memory = exactly<uint8_t>(rows_bytes(w, m, digits));
+    rows = rows_in(memory.get(), w, m, digits);
   }
   void set(const Weight& w, const float* row, int64_t r) {
     auto padded = exactly<float>(w.padded());
     std::fill(padded.get(), padded.get() + w.padded(), 0.f);
     for (int64_t c = 0; c < w.k; c++) padded[c / w.group * w.padded_group() + c % w.group] = row[c];
-    if (w.form == FLOAT8) std::copy_n(padded.get(), w.padded(), x.get() + r * w.padded());
+    if (w.form == FLOAT8) std::copy_n(padded.get(), w.padded(), const_cast<float*>(rows.x) + r * w.padded());
     else kernels().quantize(w, padded.get(), rows, r);
   }
 };
@@ -249,7 +249,7 @@ void check_product(const Made& made, int64_t m, int64_t digits) {
   std::vector<Kind> kinds;
   Held held(w, m, digits);
   for (int64_t i = 0; i < m; i++) {
-    kinds.push_back(static_cast<Kind>(one_in(20) ? int64_t{NOT_FINITE} : below(4)));
+    kinds.push_back(static_cast<Kind>(one_in(20) ? int64_t{NOT_FINITE} : below(5)));
     fill(w, kinds.back(), x.get() + i * w.k);
     held.set(w, x.get() + i * w.k, i);
   }
