@@ -27,6 +27,7 @@ from qcompile.kernel import Numerics
 from qcompile.passes.select import Policy
 from qcompile.prepare import backend_of
 from qcompile.progress import Reporting
+from qcompile.schemes.gguf.shards import shard_paths
 from qcompile.session import Session, no_progress
 from qcompile.stepping import ROWS, Say, check_rows, example, trace_graphs
 from qcompile.writers.folder import check_place, new_folder, write_json
@@ -238,8 +239,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _digests(source: Path) -> dict[str, str]:
-    """SHA-256 of a file, or of the files of a folder, by name."""
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    """SHA-256 of a file, of all parts of a split one, or of the files of a folder, by name."""
+    files = sorted(source.iterdir()) if source.is_dir() else shard_paths(source)
     return {path.name: digest_of(path) for path in files if path.is_file()}
 
 
