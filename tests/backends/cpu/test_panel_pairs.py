@@ -29,9 +29,9 @@ def weight_of(columns: int) -> QuantizedTensor:
 
 def fast(weight: QuantizedTensor, x: torch.Tensor) -> torch.Tensor:
     shape = arguments(weight.spec, weight.shape)
-    return torch.ops.qcompile_cpu.panel_linear(
-        x, weight.parts["blob"], weight.parts["table"], None, shape, 1
-    )
+    parts = weight.parts["blob"], weight.parts["table"]
+    found: torch.Tensor = torch.ops.qcompile_cpu.panel_linear(x, *parts, None, shape, 1)
+    return found
 
 
 def row_by_row(weight: QuantizedTensor, x: torch.Tensor) -> torch.Tensor:
