@@ -21,7 +21,8 @@ def traced(function: Any, *given: Any) -> tuple[fx.GraphModule, list[Any]]:
         return module.forward
 
     torch._dynamo.reset()
-    torch.compile(function, backend=keep, fullgraph=True, dynamic=False)(*given)
+    compiler: Any = torch.compile
+    compiler(function, backend=keep, fullgraph=True, dynamic=False)(*given)
     ((module, inputs),) = found
     return module, inputs
 

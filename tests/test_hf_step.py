@@ -72,7 +72,7 @@ def test_positions_of_a_table() -> None:
     assert relative_l2(found[0, 0], expected[-1]) < 1e-5
 
 
-_LINEAR = {
+_LINEAR: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         "layer_types": ["linear_attention", "full_attention"],
         "head_dim": 16,

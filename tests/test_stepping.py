@@ -138,19 +138,19 @@ def test_caches_of_several_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
         example(random_model("llama"), 600)
 
 
+def _facts() -> tuple[Any, ...]:
+    config: Any = torch._dynamo.config
+    fast = torch.backends.mha.get_fastpath_enabled()
+    return config.recompile_limit, config.specialize_float, fast, torch.is_grad_enabled()
+
+
 def test_nothing_of_the_process_is_changed(tmp_path: Path) -> None:
     file = gguf_model(tmp_path / "m.gguf", "llama", {"attn_q.weight": "Q8_0"})
     model: Any = qcompile.load(file, emitter="eager")[0]
-    facts = lambda: (  # noqa: E731
-        torch._dynamo.config.recompile_limit,
-        torch._dynamo.config.specialize_float,
-        torch.backends.mha.get_fastpath_enabled(),
-        torch.is_grad_enabled(),
-    )
-    before, ids = facts(), torch.arange(12)[None]
+    before, ids = _facts(), torch.arange(12)[None]
     expected = model(ids).logits
     traced = graphs(model)
-    assert facts() == before
+    assert _facts() == before
     assert torch.equal(model(ids).logits, expected)
     mode: Any = detect_fake_mode(list(traced["step"].inputs))
     assert mode.allow_non_fake_inputs is False

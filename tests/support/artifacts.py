@@ -17,6 +17,9 @@ import torch
 import qcompile
 from qcompile.artifact import Artifact
 from support.gguf_writer import tiny_model, write_model
+from support.llama import llama_config, llama_layers, write_llama
+from support.pack_gptq import Gptq, gptq
+from support.packers import Packed
 from support.zoo import relative_l2
 
 TOKENS = {
@@ -55,6 +58,16 @@ def gguf_model(path: Path, architecture: str, types: dict[str, str], **changes: 
     """A file with a tokenizer; a model of one layer unless something else is said."""
     model = tiny_model(architecture, **{"num_hidden_layers": 1, **changes})
     return write_model(path, architecture, model, types=types, metadata=TOKENS)
+
+
+def llama_folder(place: Path) -> Path:
+    """A GPTQ folder of one layer without a tokenizer; its head is float."""
+
+    def four_bits(name: str, n: int, k: int, seed: int) -> Packed | None:
+        return None if name == "lm_head" else gptq(n, k, Gptq(4, 32), seed)
+
+    config = llama_config(num_hidden_layers=1, attn_implementation="sdpa")
+    return write_llama(place, config, llama_layers(config, four_bits), Gptq(4, 32).config)
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ class Scaled(nn.Module):
 
     def __init__(self, weight: torch.Tensor, plus: float, turned: bool = False) -> None:
         super().__init__()
+        self.weight: torch.Tensor
         self.register_buffer("weight", weight)
         self.plus, self.turned = plus, turned
 
