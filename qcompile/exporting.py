@@ -24,6 +24,7 @@ from qcompile.artifact_weights import Tensors
 from qcompile.backends import SavesCode
 from qcompile.errors import OptionError, VerifyError
 from qcompile.kernel import Numerics
+from qcompile.memory import release_freed
 from qcompile.passes.select import Policy
 from qcompile.prepare import backend_of
 from qcompile.progress import Reporting
@@ -103,7 +104,9 @@ def export(
     )
     with new_folder(out, overwrite) as folder:
         checks = _write(model, tokenizer, folder, context, backend, step)
-        del model, tokenizer  # before all is loaded once more
+        # Before all is loaded once more: both hold the weights.
+        del model, tokenizer
+        release_freed()
         step("checking what was written")
         _check(folder, checks)
     return open_artifact(out)
@@ -111,9 +114,10 @@ def export(
 
 def _check_places(source: Path, out: str | Path, overwrite: bool) -> None:
     """Raise OptionError now for what ``new_folder`` refuses, and for the checkpoint's own place."""
-    given, place = source.expanduser().resolve(), Path(out).expanduser().resolve()
+    given, place = source.expanduser(), Path(out).expanduser().resolve()
     check_place(place, overwrite)
-    if place == given or place in given.parents:
+    # A link lies in one folder, and leads to another.
+    if any(place in (path, *path.parents) for path in (given.absolute(), given.resolve())):
         raise OptionError(
             str(place),
             "it is or holds the checkpoint, and would be replaced",

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,27 @@ def test_an_artifact_that_answers_otherwise(
     def saves(graph_module: Any, inputs: Any, path: Path) -> None:
         shutil.copy(made.path / path.name, path)
 
+    models: list[weakref.ref[Any]] = []
     wrong = torch.ones(made.header.vocabulary)
+
+    def kept(*given: Any, **options: Any) -> Any:
+        found = qcompile.load(*given, **options)
+        models.append(weakref.ref(found[0]))
+        return found
+
+    def reads(artifact: Artifact, ids: torch.Tensor) -> torch.Tensor:
+        assert models[0]() is None  # its weights are not in memory twice
+        return wrong
+
+    monkeypatch.setattr(exporting, "load", kept)
     monkeypatch.setattr(ahead, "save_code", saves)  # which takes long
-    monkeypatch.setattr(Artifact, "read", lambda artifact, ids: wrong)
+    monkeypatch.setattr(Artifact, "read", reads)
     with pytest.raises(VerifyError, match="saved and traced logits differ") as caught:
         qcompile.export(source, tmp_path / "out", dtype=torch.bfloat16, context=512)
     _told(caught.value)
     assert list(tmp_path.iterdir()) == []
     wrong[0] = float("nan")
+    models[:] = [lambda: None]  # type: ignore[list-item]
     one = torch.ones(48, len(wrong))
     assert math.isnan(exporting._difference(made, torch.ones(48, dtype=torch.int64), one))
 

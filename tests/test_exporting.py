@@ -65,9 +65,12 @@ def test_places_of_export(tmp_path: Path) -> None:
         model = tmp_path / "models" / "m.gguf"
         model.parent.mkdir()
         shutil.copy(FILE, model)
-        for place in (model.parent, tmp_path):
+        link = tmp_path / "links" / "m.gguf"
+        link.parent.mkdir()
+        link.symlink_to(model)
+        for path, place in ((model, model.parent), (model, tmp_path), (link, link.parent)):
             with pytest.raises(OptionError, match="is or holds the checkpoint"):
-                qcompile.export(model, place, overwrite=True)
+                qcompile.export(path, place, overwrite=True)
     assert (tmp_path / "full" / "mine").read_text() == "precious"
     assert model.is_file()
 
