@@ -32,7 +32,7 @@ def test_the_message_has_every_part(cls: type[QCompileError]) -> None:
 
 
 def test_the_family() -> None:
-    assert len(FAMILY) == 8
+    assert len(FAMILY) == 9
     assert issubclass(OptionError, ValueError)
 
 
