@@ -34,10 +34,10 @@ from qcompile.stepping import ROWS, Say, check_rows, example, trace_graphs
 from qcompile.writers.folder import check_place, new_folder, write_json
 
 # Relative L2 of logits, saved against traced. Both round, at other places, and a rounding changes
-# the next ones: a tenth is what bfloat16, or 8 bits of an activation, leave of random tokens after
-# 18 layers. A wrong graph is off by about one.
-_CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.25, torch.float16: 0.1}
-_CLOSE_FAST = 0.25
+# the next ones. A wrong graph is off by one and more; of random tokens, whose logits are flat,
+# bfloat16 and 8 bits of an activation alone put Gemma 3 270M up to 0.4 from exact numbers.
+_CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.6, torch.float16: 0.1}
+_CLOSE_FAST = 0.6
 
 
 def _say_nothing(what: str) -> None:

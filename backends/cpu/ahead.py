@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,7 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
         LowerError: Inductor or the C++ compiler failed.
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
-    from torch._inductor.compile_fx import compile_fx_aot
     from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from qcompile.inductor_stamp import settings
 
     export_symbols()
     mode = detect_fake_mode(list(inputs))
@@ -56,18 +54,7 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
     before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True  # constants are real
     try:
         with tempfile.TemporaryDirectory() as folder, tracing(TracingContext(mode)):
-            patches: dict[str, Any] = {
-                **settings(),
-                "aot_inductor.output_path": str(Path(folder, "code.so")),
-                "aot_inductor.custom_ops_to_c_shims": declarations(),
-                "aot_inductor.package_constants_in_so": False,
-                # The code runs with the threads of the process that loads it, not with this one's.
-                "cpp.dynamic_threads": True,
-                # What several nodes read is kept from fewer operations on than Inductor would:
-                # every layer would compute the attention's mask again.
-                "realize_opcount_threshold": 8,
-            }
-            made = compile_fx_aot(graph_module, list(inputs), config_patches=patches)
+            made = _compiled(graph_module, inputs, Path(folder, "code.so"))
             shutil.move(str(made), path)
             for calls in Path(folder).glob("*.wrapper.json"):  # of ops that have no C function
                 shutil.move(calls, path.with_suffix(".json"))
@@ -80,6 +67,29 @@ def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path
         ) from failure
     finally:
         mode.allow_non_fake_inputs = before
+
+
+def _compiled(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path: Path) -> Any:
+    """Where Inductor has put the library; it says so once it is done."""
+    from torch._inductor.compile_fx import compile_fx_aot
+
+    from qcompile.inductor_stamp import settings
+
+    patches: dict[str, Any] = {
+        **settings(),
+        "aot_inductor.output_path": str(path),
+        "aot_inductor.custom_ops_to_c_shims": declarations(),
+        "aot_inductor.package_constants_in_so": False,
+        # The code runs with the threads of the process that loads it, not with this one's.
+        "cpp.dynamic_threads": True,
+        # What several nodes read is kept from fewer operations on than Inductor would: every layer
+        # would compute the attention's mask again.
+        "realize_opcount_threshold": 8,
+    }
+    with warnings.catch_warnings():
+        # Of torch, about what torch itself copies.
+        warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
+        return compile_fx_aot(graph_module, list(inputs), config_patches=patches)
 
 
 def load_code(
