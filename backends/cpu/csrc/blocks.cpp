@@ -18,10 +18,13 @@ struct Lanes {
   uint16_t side[ROWS];
 };
 
+constexpr int64_t AHEAD = 512;
+
 template <class T>
 void gather(const uint8_t* from, int64_t step, int64_t rows, Lanes<T>& to) {
   if (rows < ROWS) std::memset(&to, 0, sizeof to);
   for (int64_t r = 0; r < rows; r++, from += step) {
+    __builtin_prefetch(from + AHEAD);
     for (int i = 0; i < T::WORDS; i++) std::memcpy(&to.words[i][r], from + T::AT + 4 * i, 4);
     to.side[r] = from[T::SIDE];
     if (T::SIDE_BYTES == 2) std::memcpy(&to.side[r], from + T::SIDE, 2);
@@ -86,19 +89,26 @@ void pack_blocks(const Blocks& from, int64_t n, int64_t k, uint8_t* blob, int64_
                  int64_t end) {
   const Weight w{nullptr, nullptr, n, k, T::GROUP, T::BITS, T::FORM, T::SCALE};
   constexpr int64_t groups = T::COLUMNS / T::GROUP;
-  alignas(LINE) Lanes<T> lanes;
+  const int64_t blocks = k / T::COLUMNS;
+  // Two in turns: what was just written in pieces cannot be read as a whole for a while.
+  alignas(LINE) Lanes<T> lanes[2];
   for (int64_t index = begin; index < end; index++) {
     const int64_t rows = std::min(ROWS, n - index * ROWS);
     const uint8_t* block = from.data + index * ROWS * from.row_bytes;
     uint8_t* panel = blob + index * w.panel_bytes();
+    int64_t done = 0;
+    if (blocks) gather<T>(block, from.row_bytes, rows, lanes[0]);
     for (int64_t c = 0; c < w.chunks(); c++) {
       const Chunk at = w.chunk(c);
       clear_padding(T::BITS, at, panel);
       uint8_t* head = panel + at.heads + w.factor_bytes();
-      for (int64_t b = 0; b < at.groups / groups; b++, block += T::BYTES) {
-        gather<T>(block, from.row_bytes, rows, lanes);
-        put_heads<T>(lanes, rows, panel + at.heads, head + b * groups * w.head_bytes());
-        put_block<T>(lanes, rows, at, b * T::COLUMNS / UNIT, panel);
+      for (int64_t b = 0; b < at.groups / groups; b++) {
+        const Lanes<T>& now = lanes[done++ % 2];
+        if (done < blocks) {
+          gather<T>(block + done * T::BYTES, from.row_bytes, rows, lanes[done % 2]);
+        }
+        put_heads<T>(now, rows, panel + at.heads, head + b * groups * w.head_bytes());
+        put_block<T>(now, rows, at, b * T::COLUMNS / UNIT, panel);
       }
     }
   }
