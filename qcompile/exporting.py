@@ -33,11 +33,12 @@ from qcompile.session import Session, no_progress
 from qcompile.stepping import ROWS, Say, check_rows, example, trace_graphs
 from qcompile.writers.folder import check_place, new_folder, write_json
 
-# Relative L2 of logits, saved against traced. Both round, at other places, and a rounding changes
-# the next ones. A wrong graph is off by one and more; of random tokens, whose logits are flat,
-# bfloat16 and 8 bits of an activation alone put Gemma 3 270M up to 0.4 from exact numbers.
-_CLOSE = {torch.float32: 0.02, torch.bfloat16: 0.6, torch.float16: 0.1}
-_CLOSE_FAST = 0.6
+# Relative L2 of logits, saved against traced: the median of positions, and the worst. Both round,
+# at other places, and a rounding changes the next ones. A wrong graph is off by one and more. Of
+# random tokens, whose logits are flat, bfloat16 and 8 bits of an activation alone put Gemma 3 270M
+# 0.06 from exact numbers by the median of 48 positions, and 0.4 at the worst.
+_CLOSE = {torch.float32: (0.02, 0.02), torch.bfloat16: (0.2, 0.6), torch.float16: (0.05, 0.1)}
+_CLOSE_FAST = (0.2, 0.6)
 
 
 def _say_nothing(what: str) -> None:
@@ -143,14 +144,14 @@ class _Checks:
     Attributes:
         model: its name.
         ids, logits: ``[T]`` and ``[T, V]``.
-        bound: the largest difference that counts as none.
+        bounds: median and largest difference that count as none.
         header: of the artifact, but for the error.
     """
 
     model: str
     ids: torch.Tensor
     logits: torch.Tensor
-    bound: float
+    bounds: tuple[float, float]
     header: Header
 
 
@@ -185,21 +186,23 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     write_json(folder / HEADER, header.as_json())
-    bound = _CLOSE_FAST if session.plan.numerics == "fast" else _CLOSE[session.dtype]
-    return _Checks(type(model).__name__, ids, expected, bound, header)
+    bounds = _CLOSE_FAST if session.plan.numerics == "fast" else _CLOSE[session.dtype]
+    return _Checks(type(model).__name__, ids, expected, bounds, header)
 
 
 def _check(folder: Path, checks: _Checks) -> None:
     """Hold what was written against the model, and note how close it is."""
-    error = _difference(open_artifact(folder), checks.ids, checks.logits)
-    if not error < checks.bound:
+    errors = _differences(open_artifact(folder), checks.ids, checks.logits)
+    usual, worst = float(errors.median()), float(errors.max())  # NaN where one of them is
+    if not (usual < checks.bounds[0] and worst < checks.bounds[1]):
         raise VerifyError(
             checks.model,
-            f"saved and traced logits differ by {error:.1e}, relative L2",
-            f"less than {checks.bound:g}",
+            f"saved and traced logits differ by {usual:.1e}, at the worst by {worst:.1e}"
+            ", relative L2",
+            "less than {:g} and {:g}".format(*checks.bounds),
             "use qcompile.load for this model, and report this",
         )
-    write_json(folder / HEADER, dataclasses.replace(checks.header, error=error).as_json())
+    write_json(folder / HEADER, dataclasses.replace(checks.header, error=worst).as_json())
 
 
 def _header(
@@ -248,11 +251,12 @@ def _digests(source: Path) -> dict[str, str]:
     return {path.name: digest_of(path) for path in files if path.is_file()}
 
 
-def _difference(artifact: Artifact, ids: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest relative L2 difference; prompts at the beginning and after it, and single tokens."""
-    ends = (ROWS[0], len(ids) - 2, len(ids) - 1, len(ids))
+def _differences(artifact: Artifact, ids: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Relative L2 differences; prompts at the beginning and after it, then single tokens."""
+    half = len(ids) // 2
+    ends = (ROWS[0], half, *range(half + 1, len(ids) + 1))
     errors = []
     for begin, end in zip((0, *ends), ends, strict=False):
         found = artifact.read(ids[begin:end]).float()
         errors.append((found - expected[end - 1]).norm() / expected[end - 1].norm())
-    return float(torch.stack(errors).max())  # NaN where one of them is
+    return torch.stack(errors)

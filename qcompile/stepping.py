@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from qcompile.bind_inputs import Copies, bind_inputs
 from qcompile.capture import parameter_names
 from qcompile.errors import CaptureError, LowerError, OptionError
 from qcompile.memory import release_freed
@@ -95,7 +96,8 @@ def trace_graphs(
 
     session.names = parameter_names(model, session.catalogue)
     stepper, name = Step(model), type(model).__name__
-    context, copies = caches[0].shape[2], {}  # type: ignore[var-annotated]
+    context = caches[0].shape[2]
+    copies: Copies = {}
     found: dict[str, Traced] = {}
     for kind, part in (("prompt", ids[:_TRACED]), ("step", ids[:1])):
         step(f"tracing {kind}")
@@ -125,14 +127,13 @@ def trace_graphs(
 class _Keeper:
     """A compiler for dynamo that keeps the lowered graph, and runs it operator by operator."""
 
-    def __init__(self, session: Session, names: Mapping[int, str], copies: dict[int, Any]) -> None:
+    def __init__(self, session: Session, names: Mapping[int, str], copies: Copies) -> None:
         self._session, self._names, self._copies = session, names, copies
         self._found: list[tuple[Traced, dict[str, int]]] = []
         self._results: Sequence[Any] = ()
 
     def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Lower a graph; what dynamo calls."""
-        from qcompile.bind_inputs import bind_inputs
         from qcompile.outline import without_graph
         from qcompile.pipeline import lower_graph
 

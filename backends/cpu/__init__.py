@@ -7,8 +7,7 @@ Always holds: importing it compiles nothing and reads nothing of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,9 @@ from qcompile.backends.cpu import experts as _experts
 from qcompile.backends.cpu import linear as _linear
 from qcompile.backends.cpu import panel as _panel  # noqa: F401 - registers the layout
 from qcompile.backends.cpu import words as _words  # noqa: F401 - registers edges
+from qcompile.backends.cpu.ahead import code_facts as code_facts
+from qcompile.backends.cpu.ahead import load_code as load_code
+from qcompile.backends.cpu.ahead import save_code as save_code
 from qcompile.backends.cpu.aten_embedding import AtenEmbedding
 from qcompile.backends.cpu.aten_int4 import ATEN_INT4
 from qcompile.backends.cpu.aten_linear import AtenLinear
@@ -76,29 +78,6 @@ def _chain(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
 
 
 register_emitter("chain", _chain)
-
-
-def code_facts() -> Mapping[str, str]:
-    """What saved code depends on."""
-    from qcompile.backends.cpu import ahead
-
-    return ahead.code_facts()
-
-
-def save_code(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], path: Path) -> None:
-    """Compile a lowered graph to a file."""
-    from qcompile.backends.cpu import ahead
-
-    ahead.save_code(graph_module, inputs, path)
-
-
-def load_code(
-    path: Path, constants: Mapping[str, torch.Tensor]
-) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """The callable in such a file."""
-    from qcompile.backends.cpu import ahead
-
-    return ahead.load_code(path, constants)
 
 
 def prepare() -> None:

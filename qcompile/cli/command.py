@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+class Usual(str):
+    """The default of an option: the same word, given by a user, is a plain ``str``."""
+
+    __slots__ = ()
+
+
 class Lazy:
     """A command that is imported when it runs, so that ``--help`` is quick."""
 

@@ -60,7 +60,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         f"  {header.scheme}, {header.dtype}, numerics {header.numerics}, {header.target},"
         f" context {header.context}\n"
         f"  {stored / 2**20:.0f} MiB, of them weights {header.weight_bytes / 2**20:.0f} MiB\n"
-        f"  logits differ from the traced model's by {header.error:.1e}, relative L2\n"
+        f"  logits differ from the traced model's by at most {header.error:.1e}, relative L2\n"
         f"run it: qcompile generate {arguments.out} --prompt TEXT"
     )
     return 0

@@ -10,7 +10,7 @@ import argparse
 
 from qcompile.cli.bench_parser import add_bench
 from qcompile.cli.command import FILE as _FILE
-from qcompile.cli.command import Commands, Lazy, Parser
+from qcompile.cli.command import Commands, Lazy, Parser, Usual
 from qcompile.cli.command import command as _command
 
 _POLICIES = "for sites without a kernel: error, dequantize or requantize"
@@ -113,7 +113,7 @@ def _generation(command: Parser) -> None:
 
 def _where(command: Parser) -> None:
     command.add_argument(
-        "--device", default="cpu", metavar="TARGET", help="cpu, cuda:sm90, npu:910b, ..."
+        "--device", default=Usual("cpu"), metavar="TARGET", help="cpu, cuda:sm90, npu:910b, ..."
     )
     _compiling(command)
     command.add_argument(
@@ -122,10 +122,17 @@ def _where(command: Parser) -> None:
 
 
 def _compiling(command: Parser) -> None:
-    command.add_argument("--scheme", default="auto", metavar="NAME", help="the checkpoint's scheme")
-    command.add_argument("--on-unsupported", default="error", metavar="POLICY", help=_POLICIES)
     command.add_argument(
-        "--numerics", default="exact", metavar="NAME", help="exact, or fast: int8 activations"
+        "--scheme", default=Usual("auto"), metavar="NAME", help="the checkpoint's scheme"
+    )
+    command.add_argument(
+        "--on-unsupported", default=Usual("error"), metavar="POLICY", help=_POLICIES
+    )
+    command.add_argument(
+        "--numerics",
+        default=Usual("exact"),
+        metavar="NAME",
+        help="exact, or fast: int8 activations",
     )
 
 

@@ -16,21 +16,16 @@ from typing import Any
 import torch
 
 from qcompile.artifact import Artifact, load_tokenizer, open_artifact
+from qcompile.cli.command import Usual
 from qcompile.cli.ready import Clock, Report
 from qcompile.cli.screen import say
 from qcompile.errors import OptionError
 
-# Options of ``generate`` and what they are when nobody gives them.
-_DECIDED = {
-    "device": "cpu",
-    "scheme": "auto",
-    "on_unsupported": "error",
-    "numerics": "exact",
-    "emulate": False,
-    "dtype": None,
-    "emitter": None,
-    "verify": False,
-}
+# Options of ``generate`` that an export has decided; defaults tell that they were not given.
+_DECIDED = (
+    *("device", "scheme", "on_unsupported", "numerics"),
+    *("emulate", "dtype", "emitter", "verify"),
+)
 
 
 @dataclass(frozen=True)
@@ -91,8 +86,9 @@ def open_saved(path: str | Path, arguments: argparse.Namespace) -> Opened:
         OptionError: an option says what the export has decided.
         ArtifactError, SchemeError: it does not run here, or has no tokenizer.
     """
-    for name, usual in _DECIDED.items():
-        if getattr(arguments, name) != usual:
+    for name in _DECIDED:
+        given = getattr(arguments, name)
+        if given and not isinstance(given, Usual):
             raise OptionError(
                 f"--{name.replace('_', '-')}",
                 f"{path} is an artifact, for which the export decided it",

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from qcompile.artifact_header import is_artifact
 from qcompile.errors import OptionError, SchemeError, nearest
 from qcompile.layout import Shape
 from qcompile.site import Site
@@ -145,6 +146,13 @@ def open_checkpoint(path: str | Path, scheme: str = "auto") -> Checkpoint:
         return scheme_of(scheme).open(place)
     if not place.exists():
         raise SchemeError(str(place), "no such file or folder", "a checkpoint", "check the path")
+    if is_artifact(place):
+        raise SchemeError(
+            str(place),
+            "a saved compilation, which is no checkpoint any more",
+            "the checkpoint that it was exported from",
+            "run it: qcompile.open_artifact(path), or qcompile generate PATH",
+        )
     for name in names():
         candidate = scheme_of(name)
         if candidate.claims(place):

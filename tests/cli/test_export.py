@@ -101,14 +101,37 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("name", _DECIDED)
+# What an option says when nobody gives it may not be what the export has decided.
+USUAL = (
+    ("--device", "cpu"),
+    ("--scheme", "auto"),
+    ("--on-unsupported", "error"),
+    ("--numerics", "exact"),
+)
+
+
+def test_every_decided_option_is_tried() -> None:
+    assert set(GIVEN) == set(_DECIDED)
+
+
+@pytest.mark.parametrize("given", [*GIVEN.values(), *USUAL], ids=" ".join)
 def test_what_was_decided_is_no_option(
-    saved: Path, capsys: pytest.CaptureFixture[str], name: str
+    saved: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ) -> None:
-    assert main(["generate", str(saved), *RUN, *GIVEN[name]]) == 2
+    assert main(["generate", str(saved), *RUN, *given]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"OptionError: {GIVEN[name][0]}: {saved} is an artifact")
+    assert said.err.startswith(f"OptionError: {given[0]}: {saved} is an artifact")
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_an_artifact_is_no_checkpoint(
+    saved: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, str(saved)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"SchemeError: {saved}: a saved compilation")
+    assert "qcompile generate PATH" in said.err
 
 
 @pytest.mark.parametrize(

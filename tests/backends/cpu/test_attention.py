@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.threads import assert_same_on_threads
 from torch import fx
 from torch.nn import functional
 
@@ -105,15 +106,9 @@ def test_tensors_that_lie_otherwise() -> None:
     assert torch.equal(found, expected)
 
 
-def test_one_thread_computes_what_two_do() -> None:
+def test_threads_change_nothing() -> None:
     q, k = torch.randn(1, 6, 50, 32), torch.randn(1, 3, 90, 32)
-    two = OP(q, k, k, None, True, 0.3)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert torch.equal(OP(q, k, k, None, True, 0.3), two)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_on_threads(lambda: OP(q, k, k, None, True, 0.3))
 
 
 @pytest.mark.parametrize("m", [1, 40])
@@ -246,6 +241,29 @@ def test_keys_repeated_beside_values_that_are_not() -> None:
     program.graph_module.recompile()
     found = program.graph_module(q, k, v)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_mask_is_read_as_it_was_before_it_was_expanded() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+            wide = seen.expand(2, 3, 4, 5)
+            return functional.scaled_dot_product_attention(q, k, k, attn_mask=wide)
+
+    graph_module = fx.symbolic_trace(Model())
+    q, k, seen = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 5, 16), torch.rand(4, 5) < 0.7
+    seen[:, 0] = True
+    expected = graph_module(q, k, seen)
+    values = {"q": q, "k": k, "seen": seen, "expand": seen.expand(2, 3, 4, 5)}
+    for node in graph_module.graph.nodes:
+        node.meta["example_value"] = values.get(node.name, q)
+    program = Program(graph_module)
+    assert NativeAttention().run(program) == 1
+    [call] = program.graph.find_nodes(
+        op="call_function", target=torch.ops.qcompile_cpu.attention.default
+    )
+    assert call.args[3].name == "seen"
+    program.graph_module.recompile()
+    torch.testing.assert_close(program.graph_module(q, k, seen), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("used", [False, True])

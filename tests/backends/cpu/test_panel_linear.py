@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.threads import assert_same_on_threads
 from support.weights import random_weight
 
 from qcompile import backends
@@ -67,16 +69,8 @@ def test_the_error_against_float64(spec: AffineSpec | LookupSpec, rows: int, shi
 
 def test_threads_change_nothing() -> None:
     weight = random_weight(AffineSpec(4, 32, "offset"), 1000, 256)
-    before = torch.get_num_threads()
     for rows in (1, 3, 40):
-        x = torch.randn(rows, 256)
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(product(weight, x))
-        torch.set_num_threads(before)
-        assert torch.equal(found[0], found[1])
-        assert torch.equal(found[0], found[2])
+        assert_same_on_threads(functools.partial(product, weight, torch.randn(rows, 256)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

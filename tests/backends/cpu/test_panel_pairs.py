@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.gguf_blocks import finite_bytes
+from support.threads import assert_same_on_threads
 
 from qcompile import backends
 from qcompile.backends.cpu.panel import NAME, arguments
@@ -82,12 +83,5 @@ def test_a_row_does_not_depend_on_what_is_not_a_number_beside_it() -> None:
 @pytest.mark.parametrize("rows", [9, 40, 515])
 def test_threads_change_nothing(rows: int) -> None:
     torch.manual_seed(0)
-    weight, before = weight_of(1024), torch.get_num_threads()
-    x = activations(rows, 1024, "some of one sign")
-    found = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(fast(weight, x))
-    torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    weight, x = weight_of(1024), activations(rows, 1024, "some of one sign")
+    assert_same_on_threads(lambda: fast(weight, x))
